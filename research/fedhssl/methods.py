@@ -19,26 +19,22 @@ from torch import Tensor
 from research.common.aligned.views import AlignedViews, ScarceRows
 from securevfl.core.conventions import derive_seed, stream
 from securevfl.dp.clipping import clip_rows
-from securevfl.federation.rounds.cut import with_iso_noise
+from securevfl.federation.rounds.iso_noise import with_iso_noise
 from securevfl.federation.rounds.secondary import SecondaryData
-from securevfl.federation.run_plan import RoundCounter, new_run
+from securevfl.federation.run_facts import new_run
+from securevfl.federation.run_plan import RoundCounter
 from securevfl.federation.session.peers import PeersHere
 from securevfl.lab.methods import BoostingConfig
 from securevfl.lab.pooled_methods import fit_boosting
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.sampling import FixedLinks
-from securevfl.models.family import PretrainingSettings
-from securevfl.models.fedhssl.augment import (
-    Augmentation,
-    AugmentedImages,
-    CategoricalColumn,
-    CorruptedFeatures,
-)
-from securevfl.models.fedhssl.encoders import FedHSSLConfig
+from securevfl.models.fedhssl.augment import Augmentation, AugmentedImages, CorruptedFeatures
+from securevfl.models.fedhssl.encoders import CategoricalColumn, FedHSSLConfig
 from securevfl.models.fedhssl.family import FedHSSLBottom, FedHSSLTop
 from securevfl.models.fedhssl.learner import PartyLearner
 from securevfl.models.layers import initialise
 from securevfl.models.optimisers import build_optimizer
+from securevfl.models.pretraining import PretrainingSettings
 from securevfl.models.registry import FAMILIES
 from securevfl.models.tasks import TaskHead
 from securevfl.stages.pretraining.learning import LearnerWithRecords

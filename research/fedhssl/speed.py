@@ -25,10 +25,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from securevfl.lab.datasets import load_full
-from securevfl.models.family import PretrainingSettings
 from securevfl.models.fedhssl.augment import CorruptedFeatures
 from securevfl.models.fedhssl.encoders import FedHSSLConfig
 from securevfl.models.fedhssl.learner import PartyLearner, simsiam_loss, unit
+from securevfl.models.pretraining import PretrainingSettings
 from securevfl.stages.pretraining.rows import even_batches
 
 CORRUPTION = 0.3

@@ -29,9 +29,9 @@ from securevfl.core.conventions import derive_seed
 from securevfl.data.tables import PartyTable
 from securevfl.lab.datasets import load_builtin, load_folder, load_full, split_table
 from securevfl.models.fet.family import FeTFamily
-from securevfl.models.fet.fet_bottom import fourier_positions
+from securevfl.models.fet.positions import distance_correlation, fourier_positions, key_grid
 from securevfl.models.fet.settings import FeTConfig
-from securevfl.models.layers import distance_correlation, initialise, key_grid
+from securevfl.models.layers import initialise
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.simulation import RunResult, simulate_federation
 

@@ -261,7 +261,7 @@ def rows_booked(folder: Path, run: Path) -> dict[str, int]:
     from securevfl.core.files import read_json
     from securevfl.ledger.book import LedgerBook
     from securevfl.ledger.chain import ChainedFile
-    from securevfl.ledger.ledger import ledger_of_table
+    from securevfl.ledger.ledger_file import ledger_of_table
 
     simulated, booked = read_json(run / "metrics.json")["mode"] != "federated", {}
     for table in (*folder.glob("primary.csv"), *sorted(folder.glob("party-*.csv"))):

@@ -5,7 +5,7 @@ Imports neither torch nor CrypTen, and the accountants, with all of scipy, only 
 
 import json
 import textwrap
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -119,18 +119,19 @@ def budget(
         "gradient_noise_multiplier": gradient_noise_multiplier,
         "gradient_clip_norm": gradient_clip_norm,
         "accountant": accountant,
-        "counts_links": encoder != "trained" or unit == "linked-row" or bool(links_per_record),
     }
     from securevfl.dp.budget import Budget
     from securevfl.lab.accountants import compare
 
     asked = Budget(**settings)
+    counted = asked.regime.caps_records or unit == "linked-row" or bool(links_per_record)
+    asked = replace(asked, counts_links=counted)
     if noise_multiplier is None:
         assert epsilon is not None  # one of the two is given
         noise_multiplier = asked.noise_multiplier(epsilon=epsilon)
     elif epsilon is not None:
-        settings["steps"] = asked.steps_within(epsilon=epsilon, noise_multiplier=noise_multiplier)
-        asked = Budget(**settings)
+        within = asked.steps_within(epsilon=epsilon, noise_multiplier=noise_multiplier)
+        asked = replace(asked, steps=within)
     _answer(
         asked,
         noise_multiplier=noise_multiplier,
@@ -153,7 +154,7 @@ def _answer(
     spent = asked.epsilon(noise_multiplier=noise_multiplier)
     share = asked.noise_share_std(noise_multiplier=noise_multiplier)
     updates: dict[str, float] = {}
-    if asked.encoder == "dp-trained":
+    if asked.regime.noises_updates:
         multiplier = asked.gradient_noise_multiplier or noise_multiplier
         updates = {
             "gradient_noise_multiplier": multiplier,
@@ -272,29 +273,35 @@ def similarity(
     as_json: AsJson = False,
 ) -> None:
     """FedSim's tau: a bound on one greedy attacker's success. It is not DP."""
-    from securevfl.dp import sensitivity
+    from securevfl.dp.similarity_noise import (
+        expected_recoveries,
+        reachable_floor,
+        recovery_bound,
+        similarity_epsilon,
+        similarity_noise_std,
+    )
 
     if noise_std is None and bound is not None:
-        noise_std = sensitivity.similarity_noise_std(bound=bound, key_scale=key_scale)
+        noise_std = similarity_noise_std(bound=bound, key_scale=key_scale)
     elif noise_std is None or bound is not None:
         raise ConfigError("budget similarity: give exactly one of --sigma and --tau")
     if (key_mean is None) != (rows is None):
         raise ConfigError("budget similarity: give both --mu0 and --rows, or neither")
-    tau = sensitivity.recovery_bound(noise_std=noise_std, key_scale=key_scale)
+    tau = recovery_bound(noise_std=noise_std, key_scale=key_scale)
     answer: dict[str, Any] = {
         "tau": tau,
         "sigma": noise_std,
         "sigma0": key_scale,
-        "tau_floor": sensitivity.reachable_floor(key_scale=key_scale),
+        "tau_floor": reachable_floor(key_scale=key_scale),
         "is_differential_privacy": False,
     }
     if records is not None:
         answer["records"] = records
-        answer["expected_recoveries"] = sensitivity.expected_recoveries(
+        answer["expected_recoveries"] = expected_recoveries(
             noise_std=noise_std, key_scale=key_scale, records=records
         )
     if key_mean is not None and rows is not None:
-        answer["epsilon_at_least"] = sensitivity.similarity_epsilon(
+        answer["epsilon_at_least"] = similarity_epsilon(
             noise_std=noise_std, key_scale=key_scale, key_mean=key_mean, rows=rows
         )
     if as_json:

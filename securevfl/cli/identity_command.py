@@ -35,8 +35,7 @@ def create(
     config = read_federation(federation)
     checks.at_least(1, days=days)
     files.require_writable_folder(out, what="folder")
-    assert config.primary.address is not None
-    host = parse_address(config.primary.address)[0]
+    host = parse_address(config.address)[0]
     hosts = {config.primary.name: [host]}
     if name is not None:
         party = config.party(name)

@@ -20,7 +20,8 @@ from securevfl.core.memory import loading
 
 if TYPE_CHECKING:
     from securevfl.desk.report.verify import Finding
-    from securevfl.ledger.ledger import Book, LabelsSpent, LedgerSummary, UnitSpent
+    from securevfl.ledger.book import LabelsSpent
+    from securevfl.ledger.ledger_file import Book, LedgerSummary, UnitSpent
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -46,7 +47,7 @@ OfPretraining = Annotated[
 @app.command()
 def show(table: TableFile, pretraining: OfPretraining = False, as_json: AsJson = False) -> None:
     """Show a table's runs, what each spent, the total for each unit, and the owner's limit."""
-    from securevfl.ledger.ledger import LedgerFile, ledger_of_table, summary_of
+    from securevfl.ledger.ledger_file import LedgerFile, ledger_of_table, summary_of
 
     path = ledger_of_table(table, book=_book(pretraining))
     if not path.exists():
@@ -96,7 +97,7 @@ def limit(
     can raise or lower it by the same command; earlier ones stay to be read.
     """
     from securevfl.ledger.book import Limit
-    from securevfl.ledger.ledger import allow_programs, ledger_of_table, set_limit
+    from securevfl.ledger.ledger_file import allow_programs, ledger_of_table, set_limit
 
     if epsilon is None and programs is None:
         raise ConfigError("ledger limit: give --epsilon, --programs, or both")
@@ -137,7 +138,7 @@ def mark_restored(
     Afterwards, parties that remember the lost lines stop the next run. Each of them decides for
     itself to go on: securevfl ledger forget.
     """
-    from securevfl.ledger.ledger import book_restored, ledger_of_table
+    from securevfl.ledger.ledger_file import book_restored, ledger_of_table
 
     booked = book_restored(ledger_of_table(table, book=_book(pretraining)))
     if as_json:
@@ -165,7 +166,7 @@ def forget(
     TABLE.
     """
     from securevfl.ledger.countersigning import forget_party
-    from securevfl.ledger.ledger import ledger_of_table
+    from securevfl.ledger.ledger_file import ledger_of_table
 
     federations = forget_party(ledger_of_table(table), party=party)
     if as_json:

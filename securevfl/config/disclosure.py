@@ -137,13 +137,9 @@ def _rounds(config: FederationConfig) -> Iterator[Channel]:
 
 def _returned_channels(config: FederationConfig) -> Iterator[Channel]:
     """Yield what rounds return to secondaries: gradients, residuals, averages of weights."""
-    encoder = config.privacy.encoder
-    if encoder == "frozen" or not config.family.learns_by_gradients:
-        why = (
-            "bottom models are frozen"
-            if encoder == "frozen"
-            else "secondaries learn from residuals"
-        )
+    regime = config.regime
+    if not (regime.learns and config.family.learns_by_gradients):
+        why = "secondaries learn from residuals" if regime.learns else "bottom models are frozen"
         yield Channel("gradients", f"no one: {why}", _NOTHING, "primary", "nobody")
     else:
         reveals, covered = _gradients(config.training)
@@ -155,12 +151,10 @@ def _returned_channels(config: FederationConfig) -> Iterator[Channel]:
             "primary",
             "secondaries",
         )
-    reveals, covered = "no one", _NOTHING
-    if encoder != "frozen" and config.model.average_positions_every:
-        reveals = "every party: the mean of the encodings' weights"
-        covered = "heuristic: a secure mean without noise"
-        if encoder == "dp-trained":
-            covered = "covered by epsilon: every update of the weights is noised"
+    covered = regime.weights_guarantee if config.model.average_positions_every else _NOTHING
+    reveals = "every party: the mean of the encodings' weights"
+    if covered == _NOTHING:
+        reveals = "no one"
     yield Channel(
         "positional-encoding averaging",
         reveals,
@@ -368,17 +362,17 @@ def covered_by_noise(config: FederationConfig) -> str:
 
 def _why_noise_is_not_enough(config: FederationConfig) -> str:
     """Return why noise does not cover what rounds release, and what to write; empty if it does."""
-    encoder = config.privacy.encoder
+    regime = config.regime
     for policy in policies(config).values():
         if (reason := policy.why_noise_fails(config)) is not None:
             return reason
-    if encoder == "trained":
+    if not regime.caps_records:
         return ""
     for party in config.secondaries:
         if party.scaling in ("standard", "clamped"):
             return (
                 f'party {party.name!r}: scaling = "{party.scaling}" fits statistics to the table, '
-                f"so one record moves every row and a {encoder} encoder's epsilon would not hold; "
-                f'use scaling = "bounds" with declared bounds, or "none"'
+                f"so one record moves every row and a {regime.name} encoder's epsilon would not "
+                f'hold; use scaling = "bounds" with declared bounds, or "none"'
             )
     return ""

@@ -15,11 +15,13 @@ from securevfl.core.errors import ConfigError
 from securevfl.core.waits import Waits
 from securevfl.data.rows import SplitKind
 from securevfl.dp.privacy import Privacy
+from securevfl.dp.regime import Regime
 from securevfl.dp.release_plan import FittingPlan
 from securevfl.linkage import spec
 from securevfl.linkage.metrics.metric import KeySpec
 from securevfl.linkage.stage.linkage_parts import METRICS, PROTECTIONS
-from securevfl.models.family import AnyFamily, FamilySettings, PretrainingSettings
+from securevfl.models.family import AnyFamily, FamilySettings
+from securevfl.models.pretraining import PretrainingSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +52,19 @@ class FederationConfig:
     """Settings that ``auto`` has chosen, by ``table.name``; empty where the file says all."""
 
     @property
+    def regime(self) -> Regime:
+        """How encoders come by their weights, and what follows from it."""
+        return self.privacy.regime
+
+    @property
     def primary(self) -> sections.PartySettings:
         """The party that holds the labels."""
         return next(party for party in self.parties if party.role == "primary")
+
+    @property
+    def address(self) -> str:
+        """Address of the primary, which all others call; every checked file has one."""
+        return self.primary.address or ""
 
     @property
     def secondaries(self) -> tuple[sections.PartySettings, ...]:
@@ -125,6 +137,11 @@ class FederationConfig:
         return self.family.cut_shape(self.model)[1] == 2
 
     @property
+    def in_blocks(self) -> bool:
+        """Whether every secondary writes into coordinates of the sum that are its own."""
+        return self.encoder is not None and self.encoder.in_blocks
+
+    @property
     def fitting(self) -> FittingPlan | None:
         """What the fitting of encoders takes; None if nothing is fitted.
 
@@ -179,7 +196,7 @@ class FederationConfig:
         continues without its user can then still test what it has trained.
         """
         budgeted = self.privacy.mechanism != "none" and self.privacy.accounting == "sound"
-        return self.runtime.on_loss != "stop" and budgeted and self.privacy.encoder != "frozen"
+        return self.runtime.on_loss != "stop" and budgeted and self.regime.learns
 
     @property
     def least_in_training(self) -> int:
@@ -225,7 +242,7 @@ class FederationConfig:
         A frozen or dp-trained encoder's guarantee is about what one record's features do, so these
         may be a function of no other record.
         """
-        return self.privacy.encoder != "trained" and self.privacy.mechanism != "none"
+        return self.regime.caps_records and self.privacy.mechanism != "none"
 
     @property
     def digest(self) -> str:
@@ -325,7 +342,7 @@ def link_spec(config: FederationConfig) -> spec.LinkSpec:
             by=linkage.choose,
             links_per_record=privacy.links_per_record,
             sampling_rate=privacy.sampling_rate,
-            once=privacy.encoder == "frozen",
+            once=config.regime.releases_once,
             max_distance=min(config.family.max_distance, _farthest(config)),
             counted=True,
         ),

@@ -82,9 +82,8 @@ def require_linkable(config: FederationConfig) -> None:
 
 def _require_pooled_records(config: FederationConfig) -> None:
     privacy = config.privacy
-    frozen = privacy.encoder == "frozen"
     missing = []
-    if not frozen:
+    if config.regime.learns:
         missing.append('privacy.encoder = "frozen"')
     if not config.family.pools_records(config.model, frozen=True):
         missing.append('a family that pools records: family = "fet" with model.release = "pooled"')
@@ -144,7 +143,7 @@ def _require_defensible(config: FederationConfig) -> None:
             raise ConfigError(
                 f"training.{name}: {config.family.name!r} returns no gradients; leave it out"
             )
-        if config.privacy.encoder == "frozen":
+        if not config.regime.learns:
             raise ConfigError(
                 f"training.{name}: frozen encoders are sent no gradients; leave it out"
             )
@@ -153,7 +152,7 @@ def _require_defensible(config: FederationConfig) -> None:
             f"training.marvell: is noise for two classes, and the task is {task}; leave it out, or "
             f"write iso_gradients"
         )
-    if "distance_correlation" in asked and config.privacy.encoder != "trained":
+    if "distance_correlation" in asked and config.regime.caps_records:
         raise ConfigError(
             "training.distance_correlation: is of all rows of a batch, and dp-trained encoders "
             "learn from each alone; leave it out"
@@ -236,7 +235,7 @@ def require_trainable(config: FederationConfig) -> None:
             f"avgsim"
         )
     fresh = config.privacy.sampling_rate < 1
-    if fresh and config.privacy.encoder != "frozen" and tells_rows(config):
+    if fresh and config.regime.learns and tells_rows(config):
         raise ConfigError(
             "privacy.sampling_rate: rows are aligned for good, and links within a fresh sample "
             'change from round to round; set it to 1, or training.rows to "all" and a family '
@@ -245,7 +244,7 @@ def require_trainable(config: FederationConfig) -> None:
     if not config.family.needs_similarities(config.model):
         return
     helpers = PROTECTIONS[config.linkage.protection].helpers
-    if fresh and (config.privacy.encoder != "frozen" or "coordinator" in helpers):
+    if fresh and (config.regime.learns or "coordinator" in helpers):
         raise ConfigError(
             f"privacy.sampling_rate: {config.family.name!r} reads similarities, which are noised "
             f"once and sent once, so links can't change from round to round; set it to 1"
@@ -270,10 +269,10 @@ def _require_fitted(config: FederationConfig) -> None:
     if config.top is None:
         return
     name = config.top.name
-    if config.privacy.encoder != "frozen":
+    if config.regime.learns:
         raise ConfigError(
             f'model.top: "{name}" is fitted to releases that stay as they are, and a '
-            f"{config.privacy.encoder} encoder learns by a network's gradients; it needs "
+            f"{config.regime.name} encoder learns by a network's gradients; it needs "
             f'privacy.encoder = "frozen", or leave it out'
         )
     if config.top.corrects and not config.base.exists:
@@ -295,16 +294,14 @@ def _reads_keys(config: FederationConfig) -> bool:
     """Return whether a model reads the keys' positions; an estimator takes them if there are."""
     if config.top is not None:
         return config.model.keys_as_features
-    frozen = config.privacy.encoder == "frozen"
-    return config.family.reads_keys(config.model, frozen=frozen)
+    return config.family.reads_keys(config.model, frozen=not config.regime.learns)
 
 
 def _require_encodable(config: FederationConfig) -> None:
     """Refuse an ``[encoder]`` table that the rest of the federation file does not go with."""
     if config.encoder is None:
         return
-    frozen = config.privacy.encoder == "frozen"
-    if not (frozen and config.family.pools_records(config.model, frozen=frozen)):
+    if config.regime.learns or not config.family.pools_records(config.model, frozen=True):
         raise ConfigError(
             "[encoder]: makes frozen encoders whose rows are pooled; it needs privacy.encoder = "
             '"frozen" and model.release = "pooled"; write these, or leave [encoder] out'
@@ -349,7 +346,7 @@ def require_continuable(config: FederationConfig) -> None:
 def _why_not(config: FederationConfig) -> str | None:
     """Return why no party can be left out, if none can."""
     helpers = [party.role for party in config.parties if party.is_helper]
-    if config.privacy.encoder == "frozen":
+    if config.regime.releases_once:
         return (
             "frozen encoders release each row once, with all secondaries in it, and a row that "
             "lacks one could never be asked for again"

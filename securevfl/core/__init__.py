@@ -1,1 +1,1 @@
-"""What every other package stands on: errors, argument checks, seeds, files, progress."""
+"""Base of all other packages: errors, argument checks, seeds, files, progress."""

@@ -1,9 +1,10 @@
-"""Checks of arguments, and a strict reader of other parties' JSON.
+"""Checks of values: arguments, fields of settings, and JSON of other parties.
 
 Comparisons are written so that NaN fails.
 
-Python's own reader takes numbers that are infinite, whole numbers of thousands of digits, and lists
-within lists down to the end of the stack: what is read without an error then fails far from there.
+Python's JSON reader accepts infinite numbers, integers of thousands of digits and nesting as deep
+as the stack; these then fail far from the place where they were read. :func:`strict_json` refuses
+them.
 """
 
 import difflib
@@ -12,6 +13,7 @@ import json
 import math
 import operator
 import string
+import typing
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -19,24 +21,12 @@ from functools import partial
 from numbers import Real
 from pathlib import PureWindowsPath
 from types import NoneType, UnionType
-from typing import (
-    Annotated,
-    Any,
-    Final,
-    Literal,
-    NoReturn,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Annotated, Any, Final, Literal, NoReturn, Union
 
 from securevfl.core.errors import ConfigError
 
-# Named argument checks: each message states the argument, the rule and the value.
-
 MOST_WIDTH: Final = 16_384
-"""Units of a layer, numbers of a vector: a layer between two such widths has 1 GiB of weights."""
+"""Largest width of a layer or vector: a layer between two such widths has 1 GiB of weights."""
 
 MOST_LINKS: Final = 10_000
 """Links of a row."""
@@ -46,6 +36,9 @@ MOST_LAYERS: Final = 64
 
 MOST_TIMES: Final = 1_000_000
 """Epochs, steps, rows of a batch, trees."""
+
+MOST_KEYS: Final = 2**26
+"""Keys that a party may announce in private set intersection."""
 
 _LONGEST_FILE_NAME: Final = 100
 _NOT_IN_FILE_NAMES: Final = frozenset('/\\:*?<>|"')
@@ -81,7 +74,7 @@ class NumberCheck:
     """Requirement on a number, worded to follow "must"."""
 
     limits: Mapping[str, float]
-    """The ends, by the words of JSON Schema."""
+    """The limits, by JSON Schema's keywords."""
 
     def __call__(self, **values: float) -> None:
         """Check that every named value is finite and within the limits."""
@@ -132,8 +125,8 @@ def whole_from(least: int, **values: object) -> None:
 def within(least: int, most: int, **values: object) -> None:
     """Check that every named value is a whole number from ``least`` to ``most``.
 
-    What sizes memory is bounded before any is taken: a number with too many digits is a mistake,
-    and would otherwise end on a machine without memory that does not say why.
+    Numbers that determine the size of memory are bounded before any is allocated: a mistyped number
+    would otherwise use up the machine's memory without an explanation.
     """
     whole(**values)
     for name, value in values.items():
@@ -142,11 +135,6 @@ def within(least: int, most: int, **values: object) -> None:
             rule = f"at least {least}" if value < least else f"at most {most}"
             raise ConfigError(f"{name} must be {rule}, got {value!r}")
 
-
-MOST_KEYS: Final = 2**26
-"""Keys that a party may announce in private set intersection."""
-
-# Checks as annotations of a field: ``epochs: Times = 20``.
 
 Positive = Annotated[float, positive]
 NonNegative = Annotated[float, non_negative]
@@ -164,12 +152,12 @@ Width = Annotated[int, partial(within, 1, MOST_WIDTH)]
 
 
 def require_limits(settings: object) -> None:
-    """Check the fields of a dataclass by what their annotations say; None only where it may be.
+    """Check the fields of a dataclass by their annotations; None only where it is allowed.
 
-    What the annotation says of a tuple's numbers holds for each of them.
+    The annotation of a tuple's numbers is checked for each of them.
 
     Raises:
-        ConfigError: Naming the first field that is wrong, its rule and its value.
+        ConfigError: Naming the first invalid field, its rule and its value.
     """
     kind: Any = type(settings)
     for name, optional, limits in limits_of(kind):
@@ -185,35 +173,36 @@ def require_limits(settings: object) -> None:
 
 @functools.cache
 def limits_of(kind: type[Any]) -> list[tuple[str, bool, list[Callable[..., None]]]]:
-    """Return each field, whether it may be None, and what its annotation asks of it otherwise."""
+    """Return each field's name, whether it may be None, and the checks in its annotation."""
     limits_by_name = []
-    for name, hint in get_type_hints(kind, include_extras=True).items():
+    for name, hint in typing.get_type_hints(kind, include_extras=True).items():
         options = options_of(hint)
         numbers = [
-            get_args(option)[0] if get_origin(option) is tuple else option for option in options
+            typing.get_args(option)[0] if typing.get_origin(option) is tuple else option
+            for option in options
         ]
         limits = [
             c for number in numbers for c in getattr(number, "__metadata__", ()) if callable(c)
         ]
-        if len(options) == 1 and get_origin(options[0]) is Literal:
-            limits.append(partial(one_of, get_args(options[0])))
-        limits_by_name.append((name, NoneType in get_args(hint), limits))
+        if len(options) == 1 and typing.get_origin(options[0]) is Literal:
+            limits.append(partial(one_of, typing.get_args(options[0])))
+        limits_by_name.append((name, NoneType in typing.get_args(hint), limits))
     return limits_by_name
 
 
 def options_of(hint: Any) -> tuple[Any, ...]:
-    """Return the types that a value may have, without None."""
-    if get_origin(hint) in (Union, UnionType):
-        return tuple(choice for choice in get_args(hint) if choice is not NoneType)
+    """Return the alternatives of a type hint, without None."""
+    if typing.get_origin(hint) in (Union, UnionType):
+        return tuple(choice for choice in typing.get_args(hint) if choice is not NoneType)
     return (hint,)
 
 
 def file_name(**values: str) -> None:
     """Check that every named value can be the name of a file or folder on any system.
 
-    It has 1 to 100 printable characters, is no path, starts with no dot and no hyphen (commands
-    would take it for an option), ends with no dot or space, and is no name that Windows
-    keeps for devices.
+    It has 1 to 100 printable characters, is not a path, does not start with a dot or hyphen
+    (commands would take it for an option), does not end with a dot or space, and is not a device
+    name of Windows.
     """
     for name, value in values.items():
         device = value.partition(".")[0].rstrip().upper()
@@ -269,7 +258,7 @@ def one_of(allowed: Iterable[object], **values: object) -> None:
 
 
 def nearest(word: object, known: Iterable[str]) -> str | None:
-    """Return the known word that a misspelt one is most like; None where none is near."""
+    """Return the known word that is most similar to a misspelt one; None if none is similar."""
     if not isinstance(word, str):
         return None
     words = {name.casefold(): name for name in known}
@@ -282,28 +271,26 @@ def _compose_accents(word: str) -> str:
 
 
 def did_you_mean(word: object, known: Iterable[str]) -> str:
-    """Return what ends a message about a word that is not known; empty where none is near."""
+    """Return the end of a message about an unknown word: a suggestion, or nothing."""
     near = nearest(word, known)
     if near is not None and _compose_accents(near) == _compose_accents(str(word)):
         return f"; {near!r} is there, which looks alike: its letters have another Unicode form"
     return "" if near is None else f"; did you mean {near!r}?"
 
 
-# JSON of other parties, read so that it is safe to compute with and to print.
-
 _MOST_WHOLE: Final = 1 << 63
 _MOST_DIGITS: Final = 20
 
 
 def strict_json(text: str | bytes, *, depth: int) -> Any:
-    """Read JSON whose numbers are finite and whole ones within 64 bits.
+    """Read JSON with finite numbers and 64-bit integers only.
 
     Args:
         text: The JSON.
-        depth: Levels of lists and objects within one another, at most.
+        depth: Most levels of nested lists and objects.
 
     Raises:
-        ValueError: If it is something else.
+        ValueError: If it is anything else.
     """
     try:
         parsed = json.loads(

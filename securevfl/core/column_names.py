@@ -1,10 +1,8 @@
-"""Names of columns: their words, an axis of the earth, a person, a time."""
+"""Names of columns: their words, and the meaning of the column that they suggest."""
 
 import re
 from collections.abc import Sequence
 from typing import Final, Literal
-
-# What a column's name says of it: its words, and whether it is a longitude or a latitude.
 
 _WORDS: Final = re.compile(r"[a-z]+|\d+")
 _CAMEL: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
@@ -15,12 +13,12 @@ _AXES: Final[dict[Literal["longitude", "latitude"], frozenset[str]]] = {
 
 
 def words_of(name: str) -> list[str]:
-    """Return the words of a column's name: ``custBirthDate`` and ``cust_birth-date`` alike."""
+    """Return the lower-case words of a column's name, in camel case or with separators."""
     return _WORDS.findall(_CAMEL.sub(" ", name).lower())
 
 
 def axis_of(name: str) -> Literal["longitude", "latitude"] | None:
-    """Return which axis of the earth a column's name says that it holds; None for neither.
+    """Return the geographic axis that a column's name suggests; None for neither.
 
     Examples:
         >>> axis_of("homeLatitude")
@@ -30,8 +28,6 @@ def axis_of(name: str) -> Literal["longitude", "latitude"] | None:
     return next((axis for axis, known in _AXES.items() if words & known), None)
 
 
-# What a column's name says: places, people, numbers of customers, or nothing.
-
 Meaning = Literal["longitude", "latitude", "identity", "person", "time", "none"]
 
 _IDENTITY: Final = frozenset(
@@ -40,7 +36,7 @@ _IDENTITY: Final = frozenset(
     | {"telefon", "handy", "konto", "kontonummer", "kundennummer", "kartennummer"}
     | {"telefonnummer", "steuernummer", "versicherungsnummer"}
 )
-# What is numbered, in front of a word for number: card number, Kunden-Nr.
+# Words before a word for number: card number, Kunden-Nr.
 _NUMBERED: Final = frozenset(
     {"card", "customer", "client", "member", "mobile", "patient", "policy", "contract"}
     | {"security", "tax", "licence", "license"}
@@ -48,13 +44,13 @@ _NUMBERED: Final = frozenset(
 )
 _NUMBER: Final = frozenset({"number", "num", "no", "nr", "nummer"})
 _ROW_NUMBERS: Final = frozenset({"index", "unnamed", "row"})
-# What names or finds one person.
+# Words for what identifies or locates one person.
 _ONE_PERSON: Final = frozenset(
     {"name", "surname", "firstname", "lastname", "fullname", "forename", "street", "address"}
     | {"vorname", "nachname", "familienname", "anschrift", "adresse", "strasse"}
 )
 _BIRTH: Final = frozenset({"birth", "dob", "birthday", "birthdate", "born", "geburtsdatum"})
-# What many people share.
+# Words for what many people share.
 _OF_MANY: Final = frozenset(
     {"suburb", "city", "town", "village", "postcode", "postal", "zip", "zipcode", "plz", "company"}
 )
@@ -70,14 +66,14 @@ _FILLERS: Final = frozenset({"key", "full"})
 
 
 def canonical(name: str) -> str:
-    """Return what equal columns of two parties have in common."""
+    """Return a canonical name, equal for the names that two parties may give to one column."""
     words = [word for word in words_of(name) if word not in _FILLERS] or words_of(name)
     meaning = meaning_of(name)
     return meaning if meaning in ("longitude", "latitude") else "_".join(words)
 
 
 def meaning_of(name: str) -> Meaning:
-    """Return what the name says that the column holds."""
+    """Return the meaning that a column's name suggests."""
     if (axis := axis_of(name)) is not None:
         return axis
     in_order = words_of(name)
@@ -101,12 +97,12 @@ def _numbers_something(words: list[str]) -> bool:
 
 
 def names_one_person(name: str, kind: str) -> bool:
-    """Return whether a column's name says that it identifies a person: no feature to learn from.
+    """Return whether a column's name suggests that it identifies a person, so is no feature.
 
     Args:
         name: The column's name.
-        kind: What it holds. Numbers and truth values are no names, and a weight at birth is no
-            date of it.
+        kind: The column's kind of values. Numbers and truth values are no names, and a weight at
+            birth is no birth date.
     """
     words = set(words_of(name))
     if kind == "boolean" or words & _THINGS:
@@ -119,12 +115,12 @@ def names_one_person(name: str, kind: str) -> bool:
 
 
 def spelled_in_digits(name: str) -> bool:
-    """Return whether what identifies a person may be a number: a postcode, a date of birth."""
+    """Return whether an identifying column may hold digits only: a postcode, a date of birth."""
     return bool(set(words_of(name)) & _DIGITS)
 
 
 def keys_in_clear(protection: str, columns: Sequence[str]) -> str | None:
-    """Return what there is to warn of where people's keys are shown to partners; None if nothing.
+    """Return a warning if people's keys are visible to partners, else None.
 
     Args:
         protection: ``linkage.protection``.

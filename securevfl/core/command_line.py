@@ -1,4 +1,4 @@
-"""Options that several commands take, and how commands print lines and tables of figures."""
+"""Options that several commands share, and printing of text and tables by commands."""
 
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -72,7 +72,7 @@ _BESIDE_TEXT: Final = 3
 
 
 def say(console: Console, head: str, text: str, *, style: str = "") -> None:
-    """Print a text with a bold head, wrapped between words."""
+    """Print a text after a bold head, wrapped between words."""
     if console.is_terminal:
         console.print(Text.assemble((head, f"bold {style}".strip()), text))
     else:
@@ -81,7 +81,7 @@ def say(console: Console, head: str, text: str, *, style: str = "") -> None:
 
 
 def wrap_text(text: str) -> str:
-    """Return a text in lines of 80 columns, later ones indented; words and paths stay whole."""
+    """Return a text wrapped to 80 columns with hanging indent; words and paths stay whole."""
     return textwrap.fill(
         text, 80, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
     )
@@ -90,14 +90,14 @@ def wrap_text(text: str) -> str:
 def print_figures(
     console: Console, table: Sequence[Sequence[str]], *, title: str = "", names: int = 1
 ) -> None:
-    """Print a table of figures, in as many pieces as the console's width asks for.
+    """Print a table of figures, split by columns if the console is too narrow.
 
     Args:
         console: The terminal or file.
-        table: Headings, which may be broken between words, and then rows of as many cells, which
-            may not.
-        title: Stands above the first piece.
-        names: How many columns say what a row is; every piece begins with them.
+        table: A row of headings, which may wrap between words, then rows of as many cells, which do
+            not wrap.
+        title: Title above the first piece.
+        names: Number of leading columns that identify a row; every piece repeats them.
     """
     head, *rows = table
     widths = [
@@ -108,7 +108,7 @@ def print_figures(
         piece = Table(title=Text(title) if title and not number else None, title_justify="left")
         whole = sum(max(widths[column], len(head[column])) + _BESIDE_TEXT for column in columns)
         for column in columns:
-            # What rich would do itself breaks cells, too, where headings have to be broken.
+            # Without a width, rich would wrap cells as well as headings.
             width = widths[column] if whole >= console.width else None
             justify: Literal["left", "right"] = "left" if column < names else "right"
             piece.add_column(Text(head[column]), justify=justify, width=width)
@@ -118,7 +118,7 @@ def print_figures(
 
 
 def _pieces(widths: Sequence[int], limit: int, *, names: int) -> Iterator[list[int]]:
-    """Yield the columns of each piece: the names, and as many others as fit the width."""
+    """Yield the columns of each piece: the leading ones, and as many others as fit."""
     room = limit - 1 - sum(width + _BESIDE_TEXT for width in widths[:names])
     piece, used = list(range(names)), 0
     for column, width in enumerate(widths[names:], names):

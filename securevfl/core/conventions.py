@@ -1,6 +1,6 @@
-"""Conventions that all parties share: ranks, tasks, and random streams derived from one seed.
+"""Conventions of all parties: the primary's rank, tasks, and random streams from one seed.
 
-Noise and masks are never among them: they come from the operating system's entropy.
+Noise and masks never come from the run's seed, but from the operating system's entropy.
 """
 
 import hashlib
@@ -11,12 +11,9 @@ from typing import Final, Literal, get_args
 import numpy as np
 from jaxtyping import Float64
 
-# Ranks, by which parties name one another: the primary's is 0, secondaries count up from 1.
-
 PRIMARY_RANK: Final = 0
+"""Rank of the primary; secondaries have the ranks from 1 on."""
 
-
-# What a label may be.
 
 Task = Literal["regression", "binary", "multiclass"]
 """A number, one of two classes, or one of several."""
@@ -25,15 +22,12 @@ TASKS: Final[dict[str, Task]] = {task: task for task in get_args(Task)}
 """Every task by its name."""
 
 
-# One run seed, many named streams: initialisation, shuffling, dropout.
-
-
 def derive_seed(seed: int, *names: str | int) -> int:
-    """Return a 63-bit seed for the stream called ``names``, the same at every party.
+    """Return a 63-bit seed for the stream with these names, the same at every party.
 
     Args:
         seed: The run seed of the federation file.
-        names: What the stream is for, for example ``("init", "rental")``.
+        names: Purpose of the stream, for example ``("init", "rental")``.
     """
     text = "\x1f".join(["securevfl-stream", str(seed), *map(str, names)])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
@@ -45,10 +39,10 @@ def stream(seed: int, *names: str | int) -> np.random.Generator:
 
 
 def unseeded_normal(*shape: int) -> Float64[np.ndarray, "..."]:
-    """Return standard normal numbers from the system's random source, for a heuristic's noise.
+    """Return standard normal numbers from the operating system's entropy, for a heuristic's noise.
 
-    Never from the run's seed: every party knows it, and could take the noise off again. Nor from
-    torch's generator, whose seed of 32 bits could be searched for.
+    They do not come from the run's seed, which every party knows, so that it could remove the
+    noise; nor from torch's generator, whose 32-bit seed could be found by search.
 
     References:
         [BM58] Box and Muller, A note on the generation of random normal deviates.

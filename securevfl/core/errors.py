@@ -1,19 +1,16 @@
-"""Every error that securevfl raises on purpose, with the exit code it ends a command with.
+"""Every error that securevfl raises on purpose, with the exit code of a command that it ends.
 
-SecureVflError                            exit code 1
-+-- ConfigError (ValueError)              2   a setting is impossible: fix the file or the argument
-+-- DataError (ValueError)                2   a table is not what it should be: fix the table
-+-- EncodingRangeError (ValueError)       2   a value does not fit the fixed-point ring
-+-- StorageError                          2   a file cannot be written: make room, and resume
-+-- OutOfMemoryError                      2   this machine has no memory left: make room, and resume
-+-- PrivacyError                          4   the guarantee asked for does not hold
-|   +-- BudgetExceededError               4   a release would spend more than was granted
-+-- ProtocolError (RuntimeError)          3   the parties disagree: the run must stop
-    +-- AuthenticationError               3   a party is not who the federation file says
-    +-- PartyFailedError                  3   a party raised or died
-    +-- PartyTimeoutError                 3   a party was silent past its deadline
+SecureVflError exit code 1 +-- ConfigError (ValueError) 2 a setting is invalid: fix the file or the
+argument +-- DataError (ValueError) 2 a table is invalid: fix the table +-- EncodingRangeError
+(ValueError) 2 a value does not fit the fixed-point ring +-- StorageError 2 a file cannot be
+written: make room, and resume +-- OutOfMemoryError 2 this machine has no memory left: make room,
+and resume +-- PrivacyError 4 the requested guarantee does not hold | +-- BudgetExceededError 4 a
+release would spend more than was granted +-- ProtocolError (RuntimeError) 3 the parties disagree:
+the run must stop
+    +-- AuthenticationError 3 a party's identity is not the pinned one +-- PartyFailedError 3 a
+    party raised or died +-- PartyTimeoutError 3 a party was silent past its deadline
 
-An error's text is for the party that it happens to. What the others are sent is
+An error's text is for the party where it is raised. Other parties receive
 :meth:`SecureVflError.for_others`.
 """
 
@@ -31,8 +28,8 @@ _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.E
 _NO_MEMORY: Final = re.compile(
     r"allocate memory|out of memory|start new thread|could not create a (primitive|memory)"
 )
-# A text that names a file or a folder of this machine: a path of any system, a file by its ending,
-# or what our own messages call a file's name by. Public keys may hold a slash and are no paths.
+# Signs that a text names a file or folder of this machine: a path, a file's ending, or a word of
+# our messages before a file's name. Public keys may hold a slash and are no paths.
 _PUBLIC_KEY: Final = re.compile(r"ed25519:[A-Za-z0-9+/=]+")
 _LOCAL: Final = re.compile(
     r"[/\\]"
@@ -43,9 +40,9 @@ _LOCAL: Final = re.compile(
 
 
 def printable_text(text: str, most: int) -> str:
-    """Return text of another program without control characters, cut to ``most`` characters.
+    """Return text without control characters, cut to ``most`` characters.
 
-    What arrives is shown on a terminal, and a terminal obeys control characters.
+    Received text is shown on a terminal, which obeys control characters.
     """
     cut = text if len(text) <= most else f"{text[: most - 1]}\u2026"
     return (
@@ -56,7 +53,7 @@ def printable_text(text: str, most: int) -> str:
 
 
 class SecureVflError(Exception):
-    """Base of every error raised on purpose; a command prints its text and no traceback."""
+    """Base of every error raised on purpose; a command prints its text without a traceback."""
 
     exit_code: ClassVar[int] = 1
 
@@ -65,33 +62,32 @@ class SecureVflError(Exception):
     this machine."""
 
     def __str__(self) -> str:
-        """The text, as one line that a terminal or a log may show.
+        """The text as one line that is safe for a terminal or log.
 
-        A message of another party or a file may have put words of its own into it.
+        It may quote a message of another party or a file.
         """
         return printable_text(super().__str__(), _LONGEST)
 
     def for_others(self) -> str:
-        """Return what other organisations may read about this error.
+        """Return the text about this error that other organisations may read.
 
         Reveals:
-            To the recipients: the kind of error, and for settings, for promises and for the
-            protocol the text, as far as it names no file. Never a record, a path, or what was
-            spent.
+            To the recipients: the kind of error; for errors of settings, privacy and protocol also
+            the text, as far as it names no file. Never a record, a path, or spent privacy.
         """
         text, more = self.TOLD, ""
         if text is None:
             text = str(self)
             bare = _PUBLIC_KEY.sub("", text)
             if local := _LOCAL.search(bare):
-                # What stands before it names the culprit, whose own text may look like a path.
+                # The text before it names the culprit, whose own text may look like a path.
                 text, more = bare[: local.start()].rpartition(": ")[0], f" ({_SEE_LOG})"
         name = type(self).__name__
         return f"{name}: {text}{more}" if text else f"{name} ({_SEE_LOG})"
 
 
 class ConfigError(SecureVflError, ValueError):
-    """A setting is impossible.
+    """A setting is invalid.
 
     To do:
         Change the setting or the option that the line names; ``securevfl check`` finds all of them.
@@ -102,7 +98,7 @@ class ConfigError(SecureVflError, ValueError):
 
 
 class DataError(SecureVflError, ValueError):
-    """A party's table is not what it should be.
+    """A party's table is invalid.
 
     To do:
         Mend the column or the cells that the line names, or leave the column out by ``exclude``.
@@ -112,10 +108,10 @@ class DataError(SecureVflError, ValueError):
 
 
 class NoRowsError(DataError):
-    """A table of new rows has its columns, and no row.
+    """A table of new rows has columns, but no rows.
 
     To do:
-        Give rows; ``predict`` takes such a table, and answers it at no cost.
+        Give rows; ``predict`` accepts an empty table, and answers it at no cost.
     """
 
 
@@ -130,7 +126,7 @@ class EncodingRangeError(SecureVflError, ValueError):
 
 
 class StorageError(SecureVflError):
-    """A file of this party's own cannot be written; what was there before is still there.
+    """This party cannot write a file; the previous file is unchanged.
 
     To do:
         Make room or give access, and run again with ``--resume``.
@@ -141,16 +137,16 @@ class StorageError(SecureVflError):
 
     @staticmethod
     def stands_behind(error: BaseException) -> bool:
-        """Return whether an error says that a disk is full, at its end or read-only."""
+        """Return whether an error means that a disk is full, failing or read-only."""
         return isinstance(error, OSError) and error.errno in _NO_ROOM
 
     @classmethod
     def of(cls, path: str | os.PathLike[str], error: OSError) -> "StorageError":
-        """Return the error that names the file, the system's reason and what to do.
+        """Return an error that names the file, the system's reason and a remedy.
 
         Args:
-            path: What could not be written.
-            error: What the system said.
+            path: The file that could not be written.
+            error: The system's error.
         """
         return cls(
             f"{os.fspath(path)}: cannot be written ({error.strerror or error}); "
@@ -159,7 +155,7 @@ class StorageError(SecureVflError):
 
 
 class OutOfMemoryError(SecureVflError):
-    """This party's machine gives it no more memory; what is on its disk is whole.
+    """This party's machine has no more memory; its files are intact.
 
     To do:
         End other programs, take smaller batches or fewer ``model.neighbours``, and ``--resume``.
@@ -170,17 +166,16 @@ class OutOfMemoryError(SecureVflError):
 
     @staticmethod
     def stands_behind(error: BaseException | None) -> bool:
-        """Return whether an error of Python, torch or the system says that memory is used up.
+        """Return whether an error, or its cause, means that memory is used up.
 
-        Or the one that it came of: torch, out of memory in a write, says that the file is too
-        short.
+        The cause counts, since torch reports a write without memory as a file that is too short.
         """
         while error is not None and not isinstance(error, SecureVflError):
             if isinstance(error, MemoryError):
                 return True
             if isinstance(error, OSError) and error.errno == errno.ENOMEM:
                 return True
-            # torch, its kernels and Python's threads say it in words.
+            # torch, its kernels and Python's threads say so in the text only.
             if isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error)):
                 return True
             error = error.__cause__ or error.__context__
@@ -211,30 +206,25 @@ EXTRAS: Final = {
 
 
 def missing_extra(error: BaseException, *, use: str = "this") -> ConfigError | None:
-    """Return the error that says what to install, or None if that is not what is wrong.
+    """Return an error that names the extra to install; None for other failures.
 
     Args:
-        error: What an import raised.
-        use: The setting, option or table that needs the package.
+        error: The import's error.
+        use: Setting, option or table that needs the package.
     """
     package = ((isinstance(error, ImportError) and error.name) or "").partition(".")[0]
-    if package not in EXTRAS:
-        return None
-    return ConfigError(
-        f"{use} needs the package {package}, which is not installed; "
-        f"pip install 'securevfl[{EXTRAS[package]}]'"
-    )
+    return _not_installed(package, use=use) if package in EXTRAS else None
 
 
 def of_an_extra(module: str, *, use: str) -> Any:
-    """Import a module of a package that only some uses need, and return it.
+    """Import and return a module of an optional package.
 
     Args:
-        module: Its full name.
+        module: The module's full name.
         use: As in :func:`missing_extra`.
 
     Raises:
-        ConfigError: Saying what to install.
+        ConfigError: Naming the extra to install.
     """
     assert module.partition(".")[0] in EXTRAS, f"{module} is of no extra"
     try:
@@ -244,30 +234,35 @@ def of_an_extra(module: str, *, use: str) -> Any:
 
 
 def require_extra(*packages: str, use: str) -> None:
-    """Refuse where one of the packages is not installed; none is loaded.
+    """Refuse if one of the optional packages is not installed, without loading them.
 
     Args:
-        packages: Names under which they are imported.
+        packages: Import names of the packages.
         use: As in :func:`missing_extra`.
 
     Raises:
-        ConfigError: Saying what to install.
+        ConfigError: Naming the extra to install.
     """
     for package in packages:
         if importlib.util.find_spec(package) is None:
-            lacks = missing_extra(ImportError(name=package), use=use)
-            assert lacks is not None, f"{package} is of no extra"
-            raise lacks
+            raise _not_installed(package, use=use)
+
+
+def _not_installed(package: str, *, use: str) -> ConfigError:
+    return ConfigError(
+        f"{use} needs the package {package}, which is not installed; "
+        f"pip install 'securevfl[{EXTRAS[package]}]'"
+    )
 
 
 def of_this_machine(
     error: BaseException, *, place: str | os.PathLike[str] = "a file"
 ) -> SecureVflError | None:
-    """Return the error that says what this machine lacks, or None if that is not what is wrong.
+    """Return an error that says which resource this machine lacks; None for other errors.
 
     Args:
-        error: What was raised.
-        place: What could not be written, where the system does not say.
+        error: The error.
+        place: The file that could not be written, if the system's error does not name it.
     """
     if isinstance(error, OSError) and StorageError.stands_behind(error):
         return StorageError.of(error.filename or place, error)
@@ -280,10 +275,10 @@ def of_this_machine(
 
 
 class PrivacyError(SecureVflError):
-    """The guarantee that was asked for does not hold for what would run.
+    """The requested guarantee would not hold.
 
     To do:
-        Change what the line names, or promise less.
+        Change the setting that the line names, or ask for a weaker guarantee.
     """
 
     exit_code: ClassVar[int] = 4
@@ -301,7 +296,7 @@ class BudgetExceededError(PrivacyError):
 
 
 class ProtocolError(SecureVflError, RuntimeError):
-    """The parties disagree about what happens next.
+    """The parties disagree about the protocol.
 
     To do:
         Compare files and versions of all parties; the log of the named party says more.
@@ -331,7 +326,7 @@ class PartyFailedError(ProtocolError):
 
 
 class PartyLostError(PartyFailedError):
-    """Another party is gone for a reason of its machine or its line, and may come back.
+    """Another party was lost because of its machine or network, and may come back.
 
     To do:
         Start that party again with ``--resume``, or set ``runtime.on_loss``.
@@ -339,7 +334,7 @@ class PartyLostError(PartyFailedError):
 
 
 class PartyTwiceError(PartyLostError):
-    """A party of this name is in the session: another one, or what is left of this very one.
+    """A party of this name is already in the session, perhaps this party's earlier connection.
 
     To do:
         End the other process, or wait ``runtime.silence_timeout_s``, and start again.
@@ -355,7 +350,7 @@ class PartyTimeoutError(ProtocolError):
 
 
 class PartyAbsentError(PartyTimeoutError):
-    """Another party has not come, or not come back, within the time for that.
+    """Another party has not joined, or not come back, in time.
 
     To do:
         Start all within ``runtime.join_timeout_s``; ``runtime.wait_s`` waits longer.
@@ -363,9 +358,9 @@ class PartyAbsentError(PartyTimeoutError):
 
 
 def in_one_line(error: Exception) -> str:
-    """Return what an error of another package says, and where it was raised."""
+    """Return another package's error in one line, with the place where it was raised."""
     frames = traceback.extract_tb(error.__traceback__)
-    # The innermost place that its author can look into: not Python's import machinery, nor torch.
+    # The innermost frame that is neither Python's import machinery nor torch.
     *_, last = (
         frame
         for frame in frames

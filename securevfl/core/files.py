@@ -1,27 +1,25 @@
-"""Files: atomic writes for this user alone, bounded archives, and locks.
+"""Files: atomic writes, private to their owner; bounded archives; locks.
 
-Everything that a party keeps is private (mode 0600, in folders of mode 0700) unless its writer says
-that it is for others: the federation file, certificates, figures and reports of a run. Those get
-the mode that the user's umask gives new files.
+Everything that a party stores is private (mode 0600, in folders of mode 0700), except what is
+written with ``for_others``: the federation file, certificates, figures and reports of a run. These
+get the mode that the user's umask gives new files.
 
 Numpy's archives, torch's files and skops' models are zip archives. A few bytes of one can unpack to
-gigabytes, and an array in it can say that it has more numbers than the archive has bytes. Readers
-make room for what is declared; so what is declared is checked first.
+gigabytes, and an array's header can declare more numbers than the archive has bytes. Readers
+allocate the declared size, so it is checked first.
 
-Linux and macOS lock the open file itself, and nothing is left next to it. Windows has no ``fcntl``:
-there :mod:`filelock` holds ``NAME.lock`` next to the file, and lookers keep one another out too.
+Linux and macOS lock the open file itself, without another file. Windows has no ``fcntl``: there
+:mod:`filelock` holds ``NAME.lock`` next to the file, and readers exclude one another too.
 """
 
 import errno
 import glob
 import io
 import json
-import math
 import os
 import re
 import secrets
 import shutil
-import time
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -29,9 +27,7 @@ from typing import Any, BinaryIO, Final
 
 import numpy as np
 
-from securevfl.core.errors import ConfigError, SecureVflError, StorageError
-
-# Atomic file writes, for this user alone: a reader or a crash never sees half a file.
+from securevfl.core.errors import ConfigError, StorageError
 
 MOST_OF_JSON: Final = 64 * 2**20
 """Bytes of a JSON file, which takes some thirty times as much in memory."""
@@ -46,25 +42,25 @@ _SUFFIX_BYTES: Final = 8
 _BESIDE: Final = re.compile(rf"\..+\.[0-9a-f]{{{2 * _SUFFIX_BYTES}}}")
 
 BINARY: Final[int] = getattr(os, "O_BINARY", 0)
-"""For ``os.open``: Windows alters line ends without it."""
+"""Flag for ``os.open`` that keeps Windows from changing line ends; 0 elsewhere."""
 
 
 def write_bytes(path: Path, content: bytes, *, for_others: bool = False) -> None:
     """Write ``content`` to ``path`` through a synced temporary file in the same folder.
 
     Args:
-        path: The file. Folders that are missing are made, for this user alone.
-        content: All of it.
+        path: The file. Missing folders are created, private to their owner.
+        content: The whole content.
         for_others: Whether other users may read the file, as far as the umask lets them.
 
     Raises:
-        StorageError: If it cannot be written; what was there before is untouched.
+        StorageError: If it cannot be written; the previous file is untouched.
     """
     _write(path, lambda file: file.write(content), for_others=for_others)
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write a numpy archive (.npz) atomically, without a copy of it in memory.
+    """Write a private numpy archive (.npz) atomically, without a copy of it in memory.
 
     Raises:
         StorageError: As :func:`write_bytes`.
@@ -73,7 +69,7 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def copy_file(source: Path, path: Path) -> None:
-    """Copy a file atomically, without holding it in memory; for this user alone.
+    """Copy a file atomically to a private file, without holding it in memory.
 
     Raises:
         OSError: If ``source`` cannot be read.
@@ -112,11 +108,11 @@ def write_json(path: Path, value: object, *, for_others: bool = False) -> None:
 
 
 def read_text(path: Path, *, most: int = MOST_OF_JSON) -> str:
-    """Read UTF-8 text of at most so many bytes; a larger file is refused before it is read.
+    """Read UTF-8 text of at most ``most`` bytes; a larger file is refused before it is read.
 
     Raises:
-        OSError: As the system says it, or that the file is too large.
-        UnicodeDecodeError: If it is no such text.
+        OSError: If the system cannot read it, or it is too large.
+        UnicodeDecodeError: If it is not UTF-8.
     """
     with path.open("rb") as file:
         # A device has no size.
@@ -128,10 +124,10 @@ def read_text(path: Path, *, most: int = MOST_OF_JSON) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read what :func:`write_json` has written of a mapping.
+    """Read a mapping that :func:`write_json` has written.
 
     Raises:
-        ConfigError: If the file cannot be read or holds something else.
+        ConfigError: If the file cannot be read or holds no JSON object.
     """
     try:
         content = json.loads(read_text(path))
@@ -145,20 +141,20 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def open_to_append(path: Path) -> int:
-    """Open a private file to append to, made if it is missing; return its descriptor.
+    """Open a private file for appending, creating it if missing; return its descriptor.
 
     Raises:
-        OSError: As the system says it.
+        OSError: As the operating system raises it.
     """
     make_folder(path.parent)
     return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | BINARY, _PRIVATE)
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder, and those above it that are missing, for this user alone.
+    """Create a folder and its missing parents, private to their owner.
 
     Raises:
-        OSError: As the system says it.
+        OSError: As the operating system raises it.
     """
     for folder in reversed([path, *path.parents]):
         if not folder.exists():
@@ -166,12 +162,12 @@ def make_folder(path: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Make the names of a folder's files outlive a crash of the machine.
+    """Sync a folder, so that the names of its files survive a crash of the machine.
 
-    Windows opens no folder, and keeps names with the files.
+    Windows cannot open folders, and needs no such sync.
 
     Raises:
-        OSError: As the system says it.
+        OSError: As the operating system raises it.
     """
     if not hasattr(os, "O_DIRECTORY"):
         return
@@ -183,7 +179,7 @@ def sync_folder(path: Path) -> None:
 
 
 def require_writable_folder(path: Path, *, what: str = "run folder") -> None:
-    """Make ``path`` and prove that a file can be written in it.
+    """Create the folder ``path`` and check that a file can be written in it.
 
     Raises:
         ConfigError: Naming the folder and the system's reason.
@@ -200,9 +196,9 @@ def require_writable_folder(path: Path, *, what: str = "run folder") -> None:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove what processes that were killed while they wrote have left, in and below a folder.
+    """Remove temporary files that killed processes have left in and below a folder.
 
-    Nobody may be writing there.
+    No process may be writing there.
 
     Raises:
         StorageError: If one cannot be removed.
@@ -212,7 +208,7 @@ def remove_unfinished(folder: Path) -> None:
 
 
 def remove_unfinished_of(path: Path) -> None:
-    """Remove what processes that were killed while they made one file have left; see above.
+    """Remove temporary files that processes killed while writing ``path`` have left.
 
     Raises:
         StorageError: If one cannot be removed.
@@ -222,7 +218,7 @@ def remove_unfinished_of(path: Path) -> None:
 
 
 def beside(path: Path) -> Path:
-    """Return an unused name next to a file, for its content until it is whole."""
+    """Return an unused temporary name next to a file, for writing its content."""
     return path.with_name(f".{path.name}.{secrets.token_hex(_SUFFIX_BYTES)}")
 
 
@@ -239,22 +235,20 @@ def _opener(*, for_others: bool) -> Callable[[str, int], int]:
     return lambda name, flags: os.open(name, flags, mode)
 
 
-# Zip archives looked at before any of their content is in memory.
-
 _LONGEST_HEADER: Final = 10_000
 """Bytes of an array's header, the limit of numpy's own reader."""
 
 
 def require_unpackable(content: BinaryIO | bytes, *, most: int | None = None) -> None:
-    """Refuse an archive that would take more memory than it may.
+    """Refuse a zip archive that would use too much memory.
 
     Args:
         content: The archive; an open file is left at its beginning.
-        most: Bytes of all its parts, unpacked; None: the archive must be packed nowhere, as numpy
-            and torch write theirs, so that its parts are no larger than itself.
+        most: Most bytes of all its parts, unpacked; None: the archive must be uncompressed, as
+            numpy and torch write theirs, so that its parts are no larger than itself.
 
     Raises:
-        ValueError: If its parts are larger, an array in it says that it is larger than its part, or
+        ValueError: If its parts are larger, an array's header declares more than its part holds, or
             it is no zip archive.
     """
     file = io.BytesIO(content) if isinstance(content, bytes) else content
@@ -298,8 +292,6 @@ def _require_honest(archive: zipfile.ZipFile, part: zipfile.ZipInfo) -> None:
             raise ValueError(f"{part.filename} says that it is larger than it is")
 
 
-# One process at a time at a file that is open: by the system's own lock, or a file next to it.
-
 LOCKS_ITSELF: bool
 """True if the system locks an open file itself."""
 try:
@@ -311,19 +303,20 @@ else:
 
 
 def lock(handle: int, path: Path, *, shared: bool) -> Callable[[], None]:
-    """Take the lock of a file now, without waiting.
+    """Lock a file without waiting.
 
     Args:
         handle: The open file.
-        path: Where it lies.
-        shared: Whether others may take it too, to look only.
+        path: The file's path.
+        shared: Whether other processes may hold it too, for reading.
 
     Returns:
-        What lets go of it. Where the lock is on the file itself, closing ``handle`` does that too.
+        A function that releases the lock. Where the lock is on the file itself, closing ``handle``
+        releases it too.
 
     Raises:
-        BlockingIOError: If another process has it.
-        OSError: As the system says it.
+        BlockingIOError: If another process holds the lock.
+        OSError: As the operating system raises it.
     """
     if LOCKS_ITSELF:
         fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
@@ -336,69 +329,3 @@ def lock(handle: int, path: Path, *, shared: bool) -> Callable[[], None]:
     except filelock.Timeout:
         raise BlockingIOError(f"{path} is locked") from None
     return beside.release
-
-
-# A party's event log: one JSON object a line, never a tensor, a key or a record.
-
-# A log line holds figures about a run, not data: longer lists are data in disguise.
-_MAX_LIST = 64
-
-
-def plain(value: Any, *, where: str = "event") -> Any:
-    """Return ``value`` if it is plain data that may be logged, else raise.
-
-    Raises:
-        SecureVflError: For tensors, arrays, bytes, long lists and any other object.
-    """
-    if value is None or isinstance(value, str | bool | int):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if isinstance(value, Mapping):
-        return {str(key): plain(item, where=f"{where}.{key}") for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        if len(value) > _MAX_LIST:
-            raise SecureVflError(f"{where}: a list of {len(value)} items may not be logged")
-        return [plain(item, where=where) for item in value]
-    raise SecureVflError(f"{where}: {type(value).__name__} objects may not be logged")
-
-
-class EventLog:
-    """Append JSON lines to a private file; every line carries seconds since the log was opened."""
-
-    def __init__(self, path: Path, *, party: str) -> None:
-        self.path = path
-        self.party = party
-        self._start = time.monotonic()
-        try:
-            self._handle: int | None = open_to_append(path)
-        except OSError as error:
-            raise StorageError.of(path, error) from None
-
-    def write(self, event: str, **fields: object) -> None:
-        """Write one event.
-
-        Raises:
-            SecureVflError: If a field is anything but plain figures and words.
-            StorageError: If the file cannot be written, or is closed.
-        """
-        line = {"seconds": round(time.monotonic() - self._start, 3), "party": self.party}
-        line["event"] = event
-        line.update(plain(fields))
-        rest = f"{json.dumps(line)}\n".encode()
-        try:
-            while rest:
-                rest = rest[os.write(self._open(), rest) :]
-        except OSError as error:
-            raise StorageError.of(self.path, error) from None
-
-    def close(self) -> None:
-        """Close the file; later writes raise."""
-        if self._handle is not None:
-            os.close(self._handle)
-        self._handle = None
-
-    def _open(self) -> int:
-        if self._handle is None:
-            raise StorageError(f"{self.path}: is closed")
-        return self._handle

@@ -1,4 +1,4 @@
-"""Figures, results and settings as people read them: at a prompt, in notebooks and files."""
+"""Figures, results and settings as text for people: at a prompt, in notebooks and in files."""
 
 import html
 import json
@@ -14,24 +14,24 @@ _POINTS: Final = 60
 
 
 def epsilon_in_words(epsilon: float | None) -> str:
-    """Return a privacy loss for people; None and infinity are one without bound."""
+    """Return an epsilon in words; None and infinity have no bound."""
     return "without bound" if epsilon is None or math.isinf(epsilon) else f"{epsilon:.4g}"
 
 
 def finite_or_none(value: float) -> float | None:
-    """Return a figure that JSON can hold: None stands for "no bound"."""
+    """Return a figure for JSON, where None stands for infinity."""
     return value if math.isfinite(value) else None
 
 
 def format_figure(
     value: float, *, sign: str = "", beside: Iterable[float] = (), digits: int = 4
 ) -> str:
-    """Return a figure with decimals, or with significant digits where decimals say nothing.
+    """Return a figure with fixed decimals, or with significant digits if it is very large or small.
 
     Args:
         value: The figure.
-        sign: ``"+"`` shows it before what is positive.
-        beside: Figures of the same unit that stand next to it, which are written alike.
+        sign: ``"+"`` also marks positive figures.
+        beside: Figures of the same unit that appear next to it, with the same format.
         digits: Decimals of a figure of usual size: from 0.001 to below 10 million, or 0.
     """
     largest = max(
@@ -44,7 +44,7 @@ def format_figure(
 
 
 def curve_html(values: Sequence[float], *, caption: str) -> str:
-    """Return a small drawing of figures in their order, for notebooks; empty for fewer than two."""
+    """Return a small line chart of figures as HTML, for notebooks; empty for fewer than two."""
     finite = [value for value in values if math.isfinite(value)]
     finite = finite[:: 1 + len(finite) // _POINTS]
     if len(finite) < 2:
@@ -63,16 +63,38 @@ def curve_html(values: Sequence[float], *, caption: str) -> str:
     )
 
 
-# TOML, as the files of a federation are written.
+class Summarised:
+    """Base of results with a short ``repr``: a heading and a few figures."""
+
+    __slots__ = ()
+
+    def summary(self) -> tuple[str, Mapping[str, str]]:
+        """Return a heading, and figures by name."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        heading, figures = self.summary()
+        lines = [f"{type(self).__name__}({heading})"]
+        return "\n".join([*lines, *(f"  {name}: {text}" for name, text in figures.items())])
+
+    def _repr_html_(self) -> str:
+        """Return a small HTML table for notebooks."""
+        heading, figures = self.summary()
+        rows = "".join(
+            f"<tr><th>{html.escape(name)}</th><td>{html.escape(text)}</td></tr>"
+            for name, text in figures.items()
+        )
+        caption = html.escape(f"{type(self).__name__}: {heading}")
+        return f"<table><caption>{caption}</caption>{rows}</table>"
 
 
 def toml_key(name: str) -> str:
-    """Return a name as TOML spells it before a value."""
+    """Return a name as a TOML key."""
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else toml_value(name)
 
 
 def toml_value(value: object) -> str:
-    """Return what TOML can hold as it writes it, on one line."""
+    """Return a value as TOML, on one line."""
     if isinstance(value, Mapping):
         pairs = ", ".join(f"{toml_key(name)} = {toml_value(item)}" for name, item in value.items())
         return f"{{ {pairs} }}" if pairs else "{}"
@@ -82,12 +104,12 @@ def toml_value(value: object) -> str:
         return value.isoformat()
     if isinstance(value, float):
         return str(value)
-    # JSON of the others is TOML, but for DEL, which TOML wants written out.
+    # For other values, JSON is TOML, except that TOML requires DEL to be escaped.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def toml_text(source: Mapping[str, object]) -> str:
-    """Return a document with a table for each section, and a setting a line."""
+    """Return a TOML document with a table for each section and one setting on each line."""
     blocks = [("", source)]
     for name, value in source.items():
         if isinstance(value, Mapping):
@@ -110,31 +132,3 @@ def _is_tables(value: object) -> TypeGuard[Sequence[Mapping[str, object]]]:
         and bool(value)
         and all(isinstance(item, Mapping) for item in value)
     )
-
-
-# A few lines in place of a result's whole content, at a prompt and in a notebook.
-
-
-class Summarised:
-    """A result whose ``repr`` is a heading and a few figures; subclasses say which."""
-
-    __slots__ = ()
-
-    def summary(self) -> tuple[str, Mapping[str, str]]:
-        """Return a heading, and figures by name."""
-        raise NotImplementedError
-
-    def __repr__(self) -> str:
-        heading, figures = self.summary()
-        lines = [f"{type(self).__name__}({heading})"]
-        return "\n".join([*lines, *(f"  {name}: {text}" for name, text in figures.items())])
-
-    def _repr_html_(self) -> str:
-        """Return a small table, as notebooks show it."""
-        heading, figures = self.summary()
-        rows = "".join(
-            f"<tr><th>{html.escape(name)}</th><td>{html.escape(text)}</td></tr>"
-            for name, text in figures.items()
-        )
-        caption = html.escape(f"{type(self).__name__}: {heading}")
-        return f"<table><caption>{caption}</caption>{rows}</table>"

@@ -1,7 +1,7 @@
-"""Interrupts as a state: what fails after a signal asked this process to end is that interrupt.
+"""Interrupts as a state: errors after a signal to end count as that interrupt.
 
-Python raises KeyboardInterrupt wherever it is at work. Within a C library that becomes an error of
-the library's, as if a table were wrong; within a destructor it is lost.
+Python raises KeyboardInterrupt wherever it happens to be. In a C library that becomes the library's
+error, as if a table were wrong; in a destructor it is lost.
 """
 
 import contextlib
@@ -21,13 +21,13 @@ def is_noted() -> bool:
 
 
 def check() -> None:
-    """Raise KeyboardInterrupt if an interrupt is noted: something may have swallowed the first."""
+    """Raise KeyboardInterrupt if an interrupt is noted, in case the first one was swallowed."""
     if is_noted():
         raise KeyboardInterrupt
 
 
 def behind(error: BaseException) -> BaseException:
-    """Return the interrupt where one is noted or the error came of one, else the error itself."""
+    """Return KeyboardInterrupt if an interrupt is noted or caused the error, else the error."""
     cause: BaseException | None = error
     while not (cause is None or isinstance(cause, KeyboardInterrupt)):
         cause = cause.__cause__ or cause.__context__
@@ -36,7 +36,7 @@ def behind(error: BaseException) -> BaseException:
 
 @contextlib.contextmanager
 def unwrap_interrupts() -> Iterator[None]:
-    """Raise KeyboardInterrupt in place of an error in the block that an interrupt is behind."""
+    """Raise KeyboardInterrupt instead of an error in the block that an interrupt caused."""
     try:
         yield
     except Exception as error:
@@ -46,10 +46,10 @@ def unwrap_interrupts() -> Iterator[None]:
 
 
 def note_signals() -> None:
-    """Note SIGINT and SIGTERM from now on, and raise KeyboardInterrupt; a second one ends at once.
+    """Handle SIGINT and SIGTERM: note them and raise KeyboardInterrupt; a second one ends at once.
 
-    A signal that this process was started to ignore stays ignored; another thread than the main one
-    gets none.
+    Signals that this process was started to ignore stay ignored. Outside the main thread it does
+    nothing.
     """
     if threading.current_thread() is threading.main_thread():
         for number in _SIGNALS:
@@ -59,7 +59,7 @@ def note_signals() -> None:
 
 @contextlib.contextmanager
 def watch_signals() -> Iterator[None]:
-    """Note signals while the block runs; its errors leave as from :func:`unwrap_interrupts`."""
+    """Handle signals by :func:`note_signals`, and errors by :func:`unwrap_interrupts`."""
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     note_signals()
     try:
@@ -74,7 +74,7 @@ def watch_signals() -> Iterator[None]:
 
 def _note(_number: int, _frame: FrameType | None) -> None:
     _noted.set()
-    # By the system: a handler in Python waits for whatever C library is at work.
+    # The system's handler, since one in Python would wait for a running C library.
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     raise KeyboardInterrupt

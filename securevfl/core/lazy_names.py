@@ -1,4 +1,4 @@
-"""Public names of a package that are imported on first use."""
+"""Public names of a package, imported on first use."""
 
 import ast
 import functools
@@ -12,12 +12,12 @@ def on_first_use(
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """Return ``__getattr__`` and ``__dir__`` of a package whose names are loaded on first use.
 
-    Where a name comes from stands once, in the package's imports for type checkers.
+    The module of each name is given once, by the package's imports for type checkers.
 
     Args:
         package: The package, ``__name__``.
         file: Its source, ``__file__``.
-        names: All that is public, ``__all__``.
+        names: All public names, ``__all__``.
     """
 
     @functools.cache
@@ -33,7 +33,7 @@ def on_first_use(
         }
 
     def load(name: str) -> object:
-        # Commands and parties ask for no public name, and read no source.
+        # Commands and parties use no public name, and so read no source.
         if name not in names or name not in homes():
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         home, own = homes()[name]

@@ -1,8 +1,8 @@
-"""A process's memory: what is kept, what is looked through for garbage, how much was held.
+"""A process's memory: freed memory, garbage collection, peak size.
 
-A training step frees and allocates the same few megabytes again and again. By default glibc
-returns such blocks to the system, which then has to hand out zeroed pages one fault at a time: on
-a virtual machine 2 ms for the 2.5 MB of one message, more than encrypting it ten times over.
+A training step frees and allocates the same few megabytes again and again. By default glibc returns
+such blocks to the system, which then provides zeroed pages, one page fault at a time: on a virtual
+machine 2 ms for the 2.5 MB of one message, ten times the time to encrypt it.
 """
 
 import contextlib
@@ -17,7 +17,8 @@ from typing import Final
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 
-# The most that glibc takes on a 64-bit system (mallopt(3)); larger blocks are rare and long-lived.
+# The largest value that glibc accepts on a 64-bit system (mallopt(3)); larger blocks are rare and
+# long-lived.
 _KEEP_BYTES: Final = 32 << 20
 
 
@@ -27,17 +28,17 @@ RSS_UNIT: Final = 1 if sys.platform == "darwin" else 1024
 _THRESHOLDS: Final = (700, 1, 1)
 """Collection thresholds: new objects, and smaller collections before a larger one."""
 
-# Whether :func:`loading` has put objects out of the collector's sight. To count them walks all.
+# Whether :func:`loading` has frozen objects; counting frozen objects would visit all of them.
 _has_frozen = False
 
 
 def peak_memory_bytes() -> int | None:
-    """Return the largest resident memory that this process has had since its program began.
+    """Return this process's peak resident memory since its program started.
 
-    None where the system does not say (Windows).
+    None where the system does not report it (Windows).
 
-    The system's usual figure (``ru_maxrss``) is inherited by a started program: on Linux it is
-    never below what its parent held. ``VmHWM`` begins anew with the program.
+    A started program inherits the usual figure (``ru_maxrss``): on Linux it is never below its
+    parent's memory. ``VmHWM`` starts anew with the program.
     """
     try:
         status = Path("/proc/self/status").read_text(encoding="ascii")
@@ -55,11 +56,10 @@ def peak_memory_bytes() -> int | None:
 
 
 def keep_freed_memory() -> bool:
-    """Tell the C library's allocator to keep up to 32 MiB that were freed; call once at start.
+    """Make the C library's allocator keep up to 32 MiB of freed memory; call it once at start.
 
     Returns:
-        Whether the allocator took it; other C libraries than glibc have no such setting, and
-        nothing depends on it but speed.
+        Whether the allocator accepted the setting, which only glibc has; only speed depends on it.
     """
     mallopt = _of_glibc("mallopt")
     if mallopt is None:
@@ -71,11 +71,11 @@ def keep_freed_memory() -> bool:
 def give_back_memory() -> bool:
     """Free unreachable objects, and return all free pages to the system.
 
-    For the time between two sessions of a run. What a session frees leaves holes, which the next
-    one does not fill evenly: a primary that lost many would grow a little with each.
+    To be called between two sessions of a run: freed memory has holes that the next session does
+    not fill evenly, so a primary would grow a little with each lost session.
 
     Returns:
-        Whether the allocator handed anything back; other C libraries than glibc have no such call.
+        Whether the allocator returned anything; C libraries other than glibc have no such call.
     """
     gc.collect()
     trim = _of_glibc("malloc_trim")
@@ -83,7 +83,7 @@ def give_back_memory() -> bool:
 
 
 def _of_glibc(name: str) -> Callable[..., int] | None:
-    """Return a function of the C library, or None where it has none of that name."""
+    """Return a function of glibc; None if the C library has no function of that name."""
     if not sys.platform.startswith("linux"):
         return None
     return getattr(ctypes.CDLL(None), name, None)
@@ -91,13 +91,13 @@ def _of_glibc(name: str) -> Callable[..., int] | None:
 
 @contextlib.contextmanager
 def loading() -> Iterator[None]:
-    """Import modules in the block without looking for garbage, now or later, in what they made.
+    """Import modules in the block, and exclude their objects from garbage collection for good.
 
-    350,000 objects are made while torch and what stands on it load, and they stay. Python would
-    walk all of them again and again, a sixth of the seconds in which a party starts.
+    Loading torch and its dependents creates 350,000 objects that stay. Python would visit all of
+    them again and again, for a sixth of the time that a party takes to start.
 
-    Nothing is put out of the collector's sight by a block that loads nothing: a party goes through
-    here in every session, and of what it holds then, a session that is lost leaves circles.
+    A block that loads nothing freezes nothing: a party enters one in every session, and a lost
+    session leaves reference cycles that must be collected.
     """
     global _has_frozen
     known = len(sys.modules)
@@ -108,10 +108,10 @@ def loading() -> Iterator[None]:
     finally:
         if not _has_frozen or len(sys.modules) > known:
             if _has_frozen:
-                gc.collect()  # what is garbage by now would stay as well
+                gc.collect()  # garbage would be frozen as well
             gc.freeze()
-            # What is left is little, so that all of it may be walked often: full collections alone
-            # free the tuples that Python keeps, and wait for a quarter of what the last one saw.
+            # Few objects are left, so full collections may be frequent. Only these free the tuples
+            # that Python caches, and by default they wait until a quarter of all objects is new.
             gc.collect()
             gc.set_threshold(*_THRESHOLDS)
             _has_frozen = True

@@ -1,4 +1,4 @@
-"""Progress events of a run, and how long the rest of a step will take."""
+"""Progress events of a run, and estimates of the time left."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final, get_args
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Warned:
-    """Something that the user should hear."""
+    """A warning for the user."""
 
     EVENT: ClassVar[str] = "warning"
 
@@ -17,9 +17,9 @@ class Warned:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpendingPlanned:
-    """What the run may spend, and what was spent on a party's table before it.
+    """The epsilon that a run may spend on a party's table, and the epsilon spent before.
 
-    Every epsilon is for ``unit`` and at ``delta``, but for the limit's; None: no bound.
+    Every epsilon but the limit's is for ``unit`` at ``delta``; None: no bound.
     """
 
     EVENT: ClassVar[str] = "spending"
@@ -29,7 +29,7 @@ class SpendingPlanned:
     delta: float
     runs_before: int
     epsilon: float | None = None
-    """This run's epsilon when all that is planned is released."""
+    """Epsilon of this run if everything planned is released."""
     total_before: float | None = None
     total: float | None = None
     """Epsilon of this run and all before it."""
@@ -50,7 +50,7 @@ class Listening:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SessionLost:
-    """A party was lost, and this one waits for it, to continue from what all have saved."""
+    """A party was lost; this party waits for it, to continue from a checkpoint of all parties."""
 
     EVENT: ClassVar[str] = "lost"
 
@@ -59,12 +59,12 @@ class SessionLost:
     wait_s: float
     """Seconds that it may take to come back."""
     goes_on_after_s: float | None = None
-    """After so many seconds the others continue without it, if enough are left; None: they wait."""
+    """Seconds after which the others continue without it, if enough are left; None: they wait."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PresenceChanged:
-    """A session begins without some secondaries, or with some who are back."""
+    """A session begins without some secondaries, or with some that have come back."""
 
     EVENT: ClassVar[str] = "presence"
 
@@ -73,7 +73,7 @@ class PresenceChanged:
     absent: Sequence[str] = ()
     back: Sequence[str] = ()
     secondaries: int
-    """How many continue."""
+    """Number of secondaries that take part from now on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,17 +84,17 @@ class Stage:
 
     text: str
     of: int = 1
-    """Its units of work: parties, rounds, iterations."""
+    """Number of units of work: parties, rounds, iterations."""
     epsilon: float | None = None
     bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartDone:
-    """So much of a step that may take minutes is done."""
+    """Progress of a step that may take minutes."""
 
     name: str
-    """Whose step it is, or how it is done."""
+    """Party or method of the step."""
     done: int
     of: int
     seconds_left: float | None = None
@@ -102,29 +102,29 @@ class PartDone:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinksMade(PartDone):
-    """So many of a secondary's rows (or records, where these seek) are linked."""
+    """Progress of linking a secondary: rows, or records where these search for rows."""
 
     EVENT: ClassVar[str] = "links"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CiphertextsMade(PartDone):
-    """A secondary has prepared so many ciphertexts."""
+    """Progress of a secondary's ciphertexts."""
 
     EVENT: ClassVar[str] = "ciphertexts"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeysAnnounced:
-    """A secondary has announced how many keys it brings to private set intersection."""
+    """A secondary has announced its number of keys for private set intersection."""
 
     EVENT: ClassVar[str] = "keys-announced"
 
     name: str
     keys: int
-    """Different keys, or guesses: so many it can test."""
+    """Number of different keys, which bounds the number of keys that it can test."""
     rows: int
-    """The primary's."""
+    """Number of the primary's rows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,7 +135,7 @@ class LinksCounted:
 
     name: str
     rows: int
-    """The primary's."""
+    """Number of the primary's rows."""
     records: int
     rows_linked: int
     """Rows that have a record."""
@@ -154,12 +154,12 @@ class LinksCounted:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinkedRowsCounted:
-    """A secondary has said how many of the primary's rows are linked, behind its noise."""
+    """A secondary has reported the number of linked rows, with noise."""
 
     EVENT: ClassVar[str] = "linked-rows"
 
     name: str
-    """The secondary's."""
+    """Name of the secondary."""
     rows: int
     linked: int
     noise_std: float
@@ -168,20 +168,20 @@ class LinkedRowsCounted:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowsAligned:
-    """All are linked, and the primary knows which of its rows are linked at every secondary."""
+    """Linking is done, and the primary knows the rows that are linked at every secondary."""
 
     EVENT: ClassVar[str] = "aligned"
 
     aligned: int
-    """Rows that are linked at every secondary."""
+    """Number of rows that are linked at every secondary."""
     rows: int
     by_secondary: Mapping[str, int]
-    """Rows that are linked at each of them."""
+    """Number of linked rows of each secondary, by name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowsReleased:
-    """So many rounds of the one pass over all rows, with frozen encoders, are done."""
+    """Progress of the single pass over all rows with frozen encoders, in rounds."""
 
     EVENT: ClassVar[str] = "release"
 
@@ -205,7 +205,7 @@ class RoundDone:
     epsilon: float | None = None
     """Spent so far; None where nothing is promised."""
     bytes: int | None = None
-    """That the primary has sent and received so far."""
+    """Bytes that the primary has sent and received so far."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -216,7 +216,7 @@ class EpochDone:
 
     epoch: int
     epochs: int
-    """How many there will be, at most."""
+    """Maximum number of epochs."""
     loss: float
     train: float
     """Metric over the training rows, as they were seen."""
@@ -239,7 +239,7 @@ class PretrainingRound:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PretrainingIteration:
-    """An iteration of pretraining is done; figures of steps that it has not are None."""
+    """An iteration of pretraining is done; figures of steps that it lacks are None."""
 
     EVENT: ClassVar[str] = "pretraining"
 
@@ -254,7 +254,7 @@ class PretrainingIteration:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CoalitionsValued(PartDone):
-    """So many sets of partners are valued, by a model that was kept or by ones trained again."""
+    """Progress of valuing coalitions of partners."""
 
     EVENT: ClassVar[str] = "coalitions"
 
@@ -266,7 +266,7 @@ class PartyDone:
     EVENT: ClassVar[str] = "figures"
 
     epsilon: float
-    """Spent by this run, as the secondary's own ledger says."""
+    """Epsilon spent by this run, according to the secondary's ledger."""
     total_epsilon: float
     """Spent by all runs on the secondary's table."""
 
@@ -295,7 +295,7 @@ ProgressEvent = (
 """Every progress event of a run."""
 
 Observer = Callable[[ProgressEvent], None]
-"""Hears of progress: figures and words, never a row or a record."""
+"""Receives progress events: figures and words, never a row or a record."""
 
 _TYPES: Final[Mapping[str, type[Any]]] = {
     event_type.EVENT: event_type for event_type in get_args(ProgressEvent)
@@ -303,17 +303,17 @@ _TYPES: Final[Mapping[str, type[Any]]] = {
 
 
 def unheard(_event: ProgressEvent) -> None:
-    """Hear nothing: the observer of those who do not ask."""
+    """Ignore a progress event."""
 
 
 def event_fields(event: ProgressEvent) -> dict[str, Any]:
-    """Return an event's figures by name, without those that are not known."""
+    """Return an event's known figures by name."""
     values = {field.name: getattr(event, field.name) for field in fields(event)}
     return {name: value for name, value in values.items() if value is not None}
 
 
 def links_in_words(counts: LinksCounted) -> str:
-    """Return how many rows and records are linked, and how near, in one line."""
+    """Return the counts of links and their distances as one line of text."""
     text = (
         f"links of {counts.name}: {counts.rows_linked:,} of {counts.rows:,} rows "
         f"({counts.rows_linked / counts.rows:.0%}), {counts.records_linked:,} of "
@@ -331,7 +331,7 @@ def links_in_words(counts: LinksCounted) -> str:
 
 
 def linked_rows_in_words(count: LinkedRowsCounted) -> str:
-    """Return which share of the rows is linked at a secondary, with two deviations of the noise."""
+    """Return the share of linked rows at a secondary in words, with two deviations of its noise."""
     share = f"{100 * count.linked / count.rows:.0f} %"
     if count.noise_std == 0:
         return f"{share} of the {count.rows:,} rows are linked at {count.name}"
@@ -342,7 +342,7 @@ def linked_rows_in_words(count: LinkedRowsCounted) -> str:
 
 
 def nearness_in_words(counts: LinksCounted) -> str:
-    """Return how near half of the nearest records are: ``within 3 edits``, or ``to equal keys``."""
+    """Return the median distance to nearest records in words: ``within 3 edits``."""
     if not counts.unit:
         return "to equal keys"
     of = "in " if counts.unit.startswith("the ") else ""
@@ -350,26 +350,26 @@ def nearness_in_words(counts: LinksCounted) -> str:
 
 
 def alignment_in_words(figures: Mapping[str, Any]) -> str:
-    """Return how many rows are linked, and where, in one line.
+    """Return the number of aligned rows, and of linked rows by secondary, as one line of text.
 
     Args:
-        figures: With the fields of :class:`RowsAligned`.
+        figures: Figures of :class:`RowsAligned`.
     """
     each = ", ".join(f"{name} {count}" for name, count in figures["by_secondary"].items())
     return f"{figures['aligned']} of {figures['rows']} rows are aligned (linked at {each})"
 
 
 def event_of(name: str, figures: Mapping[str, Any]) -> ProgressEvent | None:
-    """Return the event that another process reported; None if it is not one of a run.
+    """Return the event that another process reported; None if it is not a run's event.
 
     Args:
-        name: Its ``EVENT``.
-        figures: What :func:`event_fields` returned there.
+        name: The event's ``EVENT``.
+        figures: Result of :func:`event_fields` in that process.
     """
     kind = _TYPES.get(name)
     if kind is None:
         return None
-    # A report is JSON, which has no infinite number: it comes as a word.
+    # A report is JSON, where an infinite number is a word.
     numbers = {field.name for field in fields(kind) if field.type in (float, float | None)}
     try:
         event: ProgressEvent = kind(
@@ -384,12 +384,12 @@ def event_of(name: str, figures: Mapping[str, Any]) -> ProgressEvent | None:
 
 
 class Pace:
-    """Reports how much of a long step is done, and an estimate of the seconds left.
+    """Reports the progress of a long step, with an estimate of the seconds left.
 
     Args:
-        observe: Hears of progress.
-        step: Makes the event, for example :class:`LinksMade`.
-        name: Whose step it is.
+        observe: Receives progress events.
+        step: Class of the event, for example :class:`LinksMade`.
+        name: Party or method of the step.
     """
 
     def __init__(self, observe: Observer, step: Callable[..., ProgressEvent], *, name: str) -> None:
@@ -402,8 +402,8 @@ class Pace:
         """Report progress to the observer.
 
         Args:
-            done: Units of work that are done, >= 0.
-            of: Units of work in all, as far as is known by now.
+            done: Units of work done, >= 0.
+            of: Total units of work, as far as known.
         """
         left = None
         if done:

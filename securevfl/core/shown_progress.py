@@ -1,4 +1,4 @@
-"""The live progress of a run: a bar on a terminal, a line an epoch elsewhere. All on stderr."""
+"""Live progress of a run on stderr: a bar on a terminal, elsewhere a line for each epoch."""
 
 import sys
 import time
@@ -18,9 +18,9 @@ _QUIET_SECONDS = 5.0
 
 
 def bars(console: Console, *, name_width: int) -> Progress:
-    """Return progress bars with name, bar, count, figures and time; shown on terminals only.
+    """Return progress bars with name, count, figures and time; shown on terminals only.
 
-    Name and figures go on in a second line where the terminal is narrow.
+    Name and figures wrap to a second line on a narrow terminal.
     """
     return Progress(
         TextColumn("[bold]{task.description}", table_column=Column(min_width=name_width)),
@@ -34,7 +34,7 @@ def bars(console: Console, *, name_width: int) -> Progress:
 
 
 class RunProgress:
-    """Show and log a run's events; call the object with each event."""
+    """Shows and logs a run's events; called with each event."""
 
     def __init__(self, *, metric: str) -> None:
         self._metric = metric
@@ -59,7 +59,7 @@ class RunProgress:
         self._progress.stop()
 
     def __call__(self, event: progress.ProgressEvent) -> None:
-        """Take one event of a run; raise KeyboardInterrupt if an interrupt is noted."""
+        """Show an event of a run; raise KeyboardInterrupt if an interrupt is noted."""
         interrupts.check()
         logs.log_event(event)
         self._note(event)
@@ -110,7 +110,7 @@ class RunProgress:
         )
 
     def _note(self, event: progress.ProgressEvent) -> None:
-        """Keep the event's figures for the lines to come, but the time left for this event only."""
+        """Store the event's figures for later lines; the time left is for this event only."""
         figures = progress.event_fields(event)
         if "epsilon" in figures and not isinstance(event, progress.SpendingPlanned):
             self._figures["epsilon"] = f"epsilon {figures['epsilon']:.3g}"
@@ -147,25 +147,26 @@ class RunProgress:
         order = ("left", "loss", "metric", "epsilon", "bytes")
         return "  ".join(self._figures[name] for name in order if name in self._figures)
 
-    def _begin(self, stage: str, *, total: int) -> None:
+    def _begin(self, stage: str, *, total: int) -> TaskID:
         self._stage = stage
         if self._task is not None:
             self._progress.remove_task(self._task)
-        self._task = self._progress.add_task(stage, total=total, figures=self._text())
+        self._task = task = self._progress.add_task(stage, total=total, figures=self._text())
         if not self._live:
             _line(stage)
+        return task
 
     def _advance(self, stage: str, done: int, of: int) -> None:
         if self._live:
-            if self._task is None or stage != self._stage:
-                self._begin(stage, total=of)
-            assert self._task is not None
-            self._progress.update(self._task, completed=done, total=of, figures=self._text())
+            task = self._task
+            if task is None or stage != self._stage:
+                task = self._begin(stage, total=of)
+            self._progress.update(task, completed=done, total=of, figures=self._text())
 
     def _line(self, text: str) -> None:
         if self._live:
             return
-        # A log file wants some lines, not hundreds.
+        # A log file should get some lines, not hundreds.
         if time.monotonic() - self._last_line >= _QUIET_SECONDS:
             self._last_line = time.monotonic()
             _line(text)
@@ -210,7 +211,7 @@ def _sentence(
 
 
 def presence_in_words(event: progress.PresenceChanged) -> str:
-    """Return who is back and who is absent, in one line."""
+    """Return the parties that are back and absent, as one line of text."""
     phrases = []
     if event.back:
         phrases.append(f"{_are(event.back)} back")
@@ -225,7 +226,7 @@ def _are(names: Sequence[str]) -> str:
 
 
 def spending_in_words(event: progress.SpendingPlanned) -> str:
-    """Return what a run may spend, and what was spent on the table before it, in one line."""
+    """Return a run's planned and earlier spending, as one line of text."""
     before = "first run"
     if event.runs_before:
         before = f"total of {event.runs_before + 1} runs {epsilon_in_words(event.total)}"

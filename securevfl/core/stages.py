@@ -1,7 +1,7 @@
-"""Manifests of the optional parts of a run, one for each folder of ``securevfl.stages``.
+"""Manifests of a run's optional parts, one for each folder of ``securevfl.stages``.
 
-The ``STAGE`` of a folder names what it adds as ``module:object``. A process loads the parts that
-its run has, and no others.
+A folder's ``STAGE`` names its additions as ``module:object``. A process loads only the parts that
+its run uses.
 """
 
 import importlib
@@ -18,7 +18,7 @@ _FOLDER: Final = "securevfl.stages"
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """The manifest of a stage; a value is a ``module:object`` of the stage's own folder."""
+    """The manifest of a stage; a value is a ``module:object`` in the stage's folder."""
 
     metrics: Mapping[str, str] = field(default_factory=dict)
     """Metrics of keys (:class:`~securevfl.linkage.metrics.metric.Metric`) by name."""
@@ -57,7 +57,7 @@ def stages() -> Mapping[str, Stage]:
 
 
 def load_part(stage: str, reference: str) -> Any:
-    """Return what a manifest's ``module:object`` names."""
+    """Return the object that a manifest's ``module:object`` names."""
     module, name = reference.split(":")
     return getattr(importlib.import_module(f"{_FOLDER}.{stage}.{module}"), name)
 

@@ -1,8 +1,8 @@
-"""How long parties wait for one another: one table, from which every wait takes its bound.
+"""Timeouts of parties that wait for one another, all from one table.
 
 Parties wait in chains: all others for the primary, which waits for a secondary, which waits for the
-coordinator. If the last one answers no more, the one next to it must speak first, for it alone
-knows whose turn it is. So a bound is the longer, the further a party is from who has the turn.
+coordinator. If the last party stops answering, the one next to it must report first, since only it
+knows whose turn it is. So a timeout is longer for parties further up the chain.
 """
 
 from dataclasses import dataclass
@@ -14,66 +14,66 @@ _SECONDARY: Final = 3 / 4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wait:
-    """The bounds of one wait, in seconds, by who waits for whom."""
+    """The timeouts of one wait, in seconds, by waiting and awaited party."""
 
     primary_s: float
-    """The primary's, for a caller: the setting itself."""
+    """Timeout of the primary that waits for a caller: the setting itself."""
     for_primary_s: float
-    """A caller's, for the primary: longer by all that the primary may wait and work meanwhile."""
+    """Timeout of a caller that waits for the primary, which may itself be waiting or computing."""
 
     @property
     def helper_s(self) -> float:
-        """A helper's, for another caller."""
+        """Timeout of a helper that waits for another caller."""
         return _HELPER * self.primary_s
 
     @property
     def secondary_s(self) -> float:
-        """A secondary's, for another caller."""
+        """Timeout of a secondary that waits for another caller."""
         return _SECONDARY * self.primary_s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Waits:
-    """All waits of a session, from the settings of ``[runtime]``.
+    """Timeouts of a session, from the settings of ``[runtime]``.
 
-    A process that gives no sign of life, or takes nothing in, is found sooner, by
-    ``silence_timeout_s`` and ``lowest_rate``: these are for those that seem to be well.
+    A process that sends no heartbeats or reads nothing is noticed sooner, by ``silence_timeout_s``
+    and ``lowest_rate``; these timeouts are for processes that seem to work.
     """
 
     join_s: float
-    """``join_timeout_s``."""
+    """Timeout for all to join, ``join_timeout_s``."""
     return_s: float
     """Seconds that a lost party may take to come back; 0 where the others do not wait."""
     round_s: float
-    """``round_timeout_s``."""
+    """Timeout of an answer in a round, ``round_timeout_s``."""
     idle_s: float
-    """``idle_timeout_s``."""
+    """Timeout of long work, ``idle_timeout_s``."""
     silence_s: float
-    """``silence_timeout_s``."""
+    """Longest silence of a connected party, ``silence_timeout_s``."""
 
     @property
     def second_s(self) -> float:
-        """A second party's of one name: by then the primary knows whether the first is lost."""
+        """Timeout of a second party of one name; by then it is known whether the first is lost."""
         return 2 * self.silence_s
 
     def joining(self, patience_s: float | None = None) -> Wait:
-        """Return the wait for all to join; a caller's lasts until it is welcomed.
+        """Return the wait for all to join; a caller's lasts until it is admitted.
 
         Args:
             patience_s: Seconds that all may take, by this party's own state; default: ``join_s``.
         """
         patience_s = self.join_s if patience_s is None else patience_s
-        # The primary may be waiting for one that was lost; all greetings then take one round.
+        # The primary may be waiting for a lost party; all greetings then take one round.
         longest_s = max(patience_s, self.return_s)
         return Wait(primary_s=patience_s, for_primary_s=longest_s + 2 * self.round_s)
 
     @property
     def answer(self) -> Wait:
-        """The wait for what a round's message asks for at once, and for what follows the answer."""
-        # It may wait until the message is taken in, then for the answers, and then compute.
+        """The wait for an immediate answer in a round, and for the message after it."""
+        # The primary may wait until the message is read, then for the answers, and then compute.
         return Wait(primary_s=self.round_s, for_primary_s=3 * self.round_s)
 
     @property
     def work(self) -> Wait:
-        """The wait for what may take a pass over a table, and for the next message of any kind."""
+        """The wait for an answer that may need a pass over a table, or for any next message."""
         return Wait(primary_s=self.idle_s, for_primary_s=self.idle_s + self.round_s)

@@ -139,6 +139,17 @@ class PartyTable:
         return len(self.keys)
 
     @property
+    def known_labels(self) -> Labels:
+        """Its labels, which every primary's table has.
+
+        Raises:
+            DataError: If it has none.
+        """
+        if self.labels is None:
+            raise DataError(f"table of {self.name!r}: has no labels")
+        return self.labels
+
+    @property
     def num_features(self) -> int:
         """Number of features after one-hot encoding."""
         return len(self.feature_names)

@@ -25,7 +25,8 @@ from securevfl.data.tables import PartyTable
 from securevfl.dp.privacy import Privacy
 from securevfl.linkage.metrics.metric import KeySpec
 from securevfl.linkage.stage.linkage_parts import METRICS
-from securevfl.models.family import FamilySettings, PretrainingSettings
+from securevfl.models.family import FamilySettings
+from securevfl.models.pretraining import PretrainingSettings
 from securevfl.models.registry import family_named, family_names, family_of
 
 _TRAINING: Final = (

@@ -133,9 +133,9 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         if trained is None:
             raise ConfigError("run: has pretrained encoders, and there is no model to predict with")
         model = trained.model(trained.config.primary.name)
-        assert model.primary is not None, "the primary's"
+        part = model.primary_part
         made = cls(device=source.get("device", "cpu"))
-        made._take(model.primary.head.task, model.primary.classes)
+        made._take(part.head.task, part.classes)
         made._fitted = _AskedRun(trained)
         return made
 
@@ -198,7 +198,7 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         )
         privacy = settings.privacy
         # A promise may rest on it that secondaries' features take nothing from records.
-        declared = privacy.encoder != "trained" and privacy.mechanism != "none"
+        declared = privacy.regime.caps_records and privacy.mechanism != "none"
         others = partner_tables(partners, key, declared=declared, bounds=self.bounds)
         state = self.random_state
         seed = state if isinstance(state, int) else int(check_random_state(state).randint(2**31))

@@ -13,7 +13,7 @@ from securevfl.data.party_tables import new_rows
 from securevfl.data.rows import split_rows
 from securevfl.data.scaling import LabelScaler
 from securevfl.data.tables import Labels, PartyTable
-from securevfl.federation.base import label_scaler_of, own_inputs, targets_of
+from securevfl.federation.party_inputs import label_scaler_of, own_inputs, targets_of
 from securevfl.models.alone.choice import Alone, fit_alone
 from securevfl.models.alone.perceptron import BaselineConfig
 from securevfl.models.family import Family

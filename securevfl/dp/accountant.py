@@ -1,36 +1,25 @@
-"""Privacy accountant: epsilon of a list of releases, and the noise for a target epsilon.
+"""Privacy accountant: epsilon of a list of releases, in nats and rounded up.
 
-Three parts:
-
-- Privacy-loss distributions (PLD). They are dp-accounting's, rounded up ("connect the dots");
-  added here are the choice of the grid, the allowance for float64 and the refusals. Gaussian
-  releases without sampling have an exact curve (:mod:`securevfl.dp.gaussian`).
-- Renyi divergences (RDP), for delta from 1e-8 to 1e-7 where distributions are beyond float64 or
-  slow, and wherever the library fails to invert a loss.
-- Calibration: the inverse of both.
-
-Epsilon is in nats. Every figure is an upper bound.
+Privacy-loss distributions (PLD) are dp-accounting's, rounded up ("connect the dots"); added here
+are the choice of the grid, the allowance for float64 and the refusals. Gaussian releases without
+sampling have an exact curve (:mod:`securevfl.dp.gaussian`). Renyi divergences
+(:mod:`securevfl.dp.renyi`) serve delta from 1e-8 to 1e-7 where distributions are beyond float64 or
+slow, and wherever the library fails to invert a loss.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final, Literal
 
-import numpy as np
-
 from securevfl.core import checks
-from securevfl.core.errors import ConfigError, PrivacyError, of_an_extra
+from securevfl.core.errors import ConfigError, of_an_extra
 from securevfl.dp import events
-from securevfl.dp.gaussian import (
-    SMALLEST_SAMPLED_MULTIPLIER,
-    checked_epsilon,
-    composed_multiplier,
-    gaussian_epsilon,
-    gaussian_noise_multiplier,
-    shift_mixture,
-)
+from securevfl.dp.floor import checked_epsilon
+from securevfl.dp.gaussian import composed_multiplier, gaussian_epsilon
+from securevfl.dp.renyi import rdp_epsilon
+from securevfl.dp.shift_mixture import SMALLEST_SAMPLED_MULTIPLIER, shift_mixture
 
 Method = Literal["auto", "pld", "rdp"]
 
@@ -80,7 +69,7 @@ def epsilon_of(
     Raises:
         ConfigError: If ``delta`` is out of range, or too small for the method.
         PrivacyError: If what was computed cannot be true
-        (:func:`securevfl.dp.gaussian.checked_epsilon`).
+        (:func:`securevfl.dp.floor.checked_epsilon`).
     """
     checks.open_unit(delta=delta)
     checks.one_of(("auto", "pld", "rdp"), method=method)
@@ -167,7 +156,7 @@ def pld_epsilon(releases: Sequence[events.Release], *, delta: float) -> float:
         ConfigError: If ``delta`` is below what float64 can resolve for so many releases, or if the
             noise is so small that no epsilon is finite, or if the library cannot invert a loss.
         PrivacyError: If what was computed cannot be true
-        (:func:`securevfl.dp.gaussian.checked_epsilon`).
+        (:func:`securevfl.dp.floor.checked_epsilon`).
     """
     checks.open_unit(delta=delta)
     try:
@@ -292,276 +281,3 @@ def _as_removal(release: events.Release) -> events.Release:
     if isinstance(release, events.SampledRelease):
         return replace(release, neighbouring=events.Neighbouring.ADD_REMOVE)
     return release
-
-
-# Renyi differential privacy (RDP), and its conversion to (epsilon, delta).
-#
-# The divergences are integrated here (securevfl.dp.gaussian.ShiftMixture.log_moment).
-# dp_accounting.rdp.RdpAccountant does not replace that, measured at delta 1e-8 to 1e-7: it has no
-# event for an entity that every party samples independently (bounding one by k independent samples
-# costs up to 3 % of epsilon); with its default orders one release at q = 0.1, z = 5 costs 38 % more
-# epsilon; with orders up to 1e5 most plans are within 0.1 %, at two seconds an evaluation instead
-# of 0.02; and its fractional orders diverge for q >= 0.5.
-
-_SMALLEST_ORDER: Final = 1 + 1e-6
-_LARGEST_ORDER: Final = 1e5
-_COARSE_ORDERS: Final = 40
-# From this order over z on, the bound without sampling is as good.
-_LARGEST_REACH: Final = 4e3
-
-
-def renyi_divergence(release: events.Release, *, order: float) -> float:
-    """Return the Renyi divergence of ``order`` of all ``release.count`` releases, rounded up.
-
-    References:
-        [MTZ19] Theorems 4 and 5 (arXiv:1908.10530v1): for the sampled Gaussian, the divergence of
-        the release with the record from the one without it is the larger of the two directions.
-        For an entity, whose shift is binomial, both are integrated and the larger one is taken.
-        Without sampling: [Mir17] Corollary 3 (arXiv:1702.07476v3), ``order / (2 z^2)``.
-
-    Raises:
-        ConfigError: If ``order`` is not above 1 and finite, or for replace-one sampling.
-        PrivacyError: If the divergence is not a number, or below zero.
-    """
-    checks.positive(order=order)
-    if not order > 1:
-        raise ConfigError(f"order must be above 1, got {order!r}")
-    z = release.noise_multiplier
-    unsampled = order / z / z / 2
-    replaces = (
-        isinstance(release, events.SampledRelease)
-        and release.neighbouring is events.Neighbouring.REPLACE_ONE
-    )
-    if replaces:
-        raise ConfigError("replace-one sampling: use the PLD accountant")
-    if release.count == 0:
-        return 0.0
-    if isinstance(release, events.GaussianRelease) or release.sampling_rate == 1:
-        return release.count * unsampled
-    if z < SMALLEST_SAMPLED_MULTIPLIER or order / z > _LARGEST_REACH:
-        return release.count * unsampled
-    mixture = shift_mixture(release)
-    log_moment = mixture.log_moment(order)
-    if isinstance(release, events.EntitySampledRelease) and release.parties > 1:
-        log_moment = max(log_moment, mixture.log_moment(1 - order))
-    if log_moment < 0:
-        raise PrivacyError(
-            f"the moment of order {order!r} of {release} came out below one, which is impossible"
-        )
-    return release.count * min(log_moment / (order - 1), unsampled)
-
-
-def epsilon_of_divergence(*, divergence: float, order: float, delta: float) -> float:
-    """Convert a Renyi divergence of one order to epsilon at ``delta``.
-
-    References:
-        [CKS20] Proposition 12 (arXiv:2004.00010v5):
-        ``epsilon = D + log((a-1)/a) - (log delta + log a)/(a-1)``.
-
-    Raises:
-        PrivacyError: If ``divergence`` is negative or not a number.
-    """
-    if not divergence >= 0:
-        raise PrivacyError(f"a divergence of {divergence!r} (order {order!r}) is impossible")
-    return divergence + math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
-
-
-def rdp_epsilon(releases: Sequence[events.Release], *, delta: float) -> float:
-    """Return an epsilon for all ``releases`` together at ``delta``, through Renyi divergences.
-
-    Returns:
-        The best over real orders between 1 and 1e5; an upper bound at whichever order was found.
-
-    Raises:
-        ConfigError: If ``delta`` is outside (0, 1), for replace-one sampling, or if the noise is
-            so small that no epsilon is finite.
-        PrivacyError: If what was computed cannot be true.
-    """
-    checks.open_unit(delta=delta)
-    if not any(release.count for release in releases):
-        return 0.0
-
-    def divergence_at(order: float) -> float:
-        return math.fsum(renyi_divergence(release, order=order) for release in releases)
-
-    def epsilon_at(log_excess: float) -> float:
-        order = 1 + math.exp(log_excess)
-        divergence = divergence_at(order)
-        return epsilon_of_divergence(divergence=divergence, order=order, delta=delta)
-
-    edges = np.linspace(math.log(_SMALLEST_ORDER - 1), math.log(_LARGEST_ORDER - 1), _COARSE_ORDERS)
-    best, least = 0, math.inf
-    for index, edge in enumerate(edges):
-        order = 1 + math.exp(float(edge))
-        divergence = divergence_at(order)
-        epsilon = epsilon_of_divergence(divergence=divergence, order=order, delta=delta)
-        if epsilon < least:
-            best, least = index, epsilon
-        # Divergences rise with the order, and what is added to them is at least log(1 - delta).
-        if divergence + math.log1p(-delta) > least:
-            break
-    low, high = edges[max(best - 1, 0)], edges[min(best + 1, len(edges) - 1)]
-    from scipy.optimize import minimize_scalar  # slow to import, and most runs never come here
-
-    minimum = minimize_scalar(
-        epsilon_at, bounds=(float(low), float(high)), method="bounded", options={"xatol": 1e-4}
-    )
-    return checked_epsilon(min(float(minimum.fun), least), releases=releases, delta=delta)
-
-
-# Calibration: from a target epsilon to the smallest sufficient noise, rounded to more noise.
-
-# The answer exceeds the smallest sufficient noise by at most this fraction, in addition to the
-# accountant's own rounding.
-_TOLERANCE: Final = 2e-4
-_LARGEST_MULTIPLIER: Final = 1e9
-_SMALLEST_MULTIPLIER: Final = 1e-6
-_MAX_STEPS: Final = 60
-_FIRST_WIDENING: Final = 1.02
-
-
-def noise_multiplier_for(
-    releases_at: Callable[[float], Sequence[events.Release]],
-    *,
-    epsilon: float,
-    delta: float,
-    method: Method = "auto",
-) -> float:
-    """Return a noise multiplier at which a plan of releases costs at most ``epsilon``.
-
-    Args:
-        releases_at: Returns the plan's releases at a noise multiplier; more noise must not cost
-            more.
-        epsilon: Target, in nats, > 0.
-        delta: Target, in (0, 1).
-        method: As in :func:`epsilon_of`.
-
-    Returns:
-        A value that the accountant has accepted, at most 0.02 % above the smallest such value.
-
-    Raises:
-        ConfigError: If a target is out of range, or no multiplier below 1e9 is enough.
-        PrivacyError: If a cost cannot be true.
-    """
-    checks.positive(epsilon=epsilon)
-    checks.open_unit(delta=delta)
-    if all(release.count == 0 for release in releases_at(1.0)):
-        raise ConfigError("the plan releases nothing: any noise is enough")
-    if method == "auto" or method == "pld":
-        exact = _if_gaussian(releases_at, epsilon=epsilon, delta=delta)
-        if exact is not None:
-            return exact
-
-    def cost(noise_multiplier: float) -> float:
-        value = epsilon_of(releases_at(noise_multiplier), delta=delta, method=method)
-        if not value >= 0:
-            raise PrivacyError(f"a cost of {value!r} at {noise_multiplier=} is impossible")
-        return value
-
-    guess = _central_limit_guess(releases_at, epsilon=epsilon, delta=delta)
-    return _search(cost, guess=guess, epsilon=epsilon, delta=delta)
-
-
-def _if_gaussian(
-    releases_at: Callable[[float], Sequence[events.Release]], *, epsilon: float, delta: float
-) -> float | None:
-    """Solve a plan of Gaussians whose multipliers are fixed or scale with the argument.
-
-    Their inverse squares add up to ``fixed + moving / argument^2``.
-    """
-    squares = []
-    for argument in (1.0, 2.0, 4.0):
-        merged = simplify_releases(releases_at(argument))
-        if not (len(merged) == 1 and isinstance(merged[0], events.GaussianRelease)):
-            return None
-        squares.append(1 / merged[0].noise_multiplier / merged[0].noise_multiplier)
-    moving = (squares[0] - squares[1]) * 4 / 3
-    fixed = squares[0] - moving
-    left = gaussian_noise_multiplier(epsilon=epsilon, delta=delta) ** -2 - fixed
-    if not (math.isclose(squares[2], fixed + moving / 16, rel_tol=1e-9) and left > 0 < moving):
-        return None
-    needed = math.sqrt(moving / left)
-    # Rounding must not leave the plan short of noise; little is left of a nearly spent target.
-    more = 1e-12
-    while not epsilon_of(releases_at(needed), delta=delta) <= epsilon:
-        needed *= 1 + more
-        more *= 2
-        if needed > _LARGEST_MULTIPLIER:
-            raise ConfigError(f"no noise multiplier below 1e9 gives {epsilon=} at {delta=}")
-    return needed
-
-
-def _central_limit_guess(
-    releases_at: Callable[[float], Sequence[events.Release]], *, epsilon: float, delta: float
-) -> float:
-    """Guess by [DRS19] Corollary 5.4: many sampled releases act as one Gaussian release.
-
-    Its multiplier is ``1/mu`` with ``mu^2 = sum count q^2 (exp(1/z^2) - 1)``.
-    """
-    needed = 1 / gaussian_noise_multiplier(epsilon=epsilon, delta=delta)
-
-    def central_mu(multiplier: float) -> float:
-        total = 0.0
-        for release in releases_at(multiplier):
-            rate = 1.0 if isinstance(release, events.GaussianRelease) else release.sampling_rate
-            inverse = 1 / release.noise_multiplier / release.noise_multiplier
-            growth = math.expm1(min(inverse, 500.0)) if rate < 1 else inverse
-            total += release.count * rate * rate * growth
-        return math.sqrt(total)
-
-    low, high = math.log(_SMALLEST_MULTIPLIER), math.log(_LARGEST_MULTIPLIER)
-    for _ in range(_MAX_STEPS):
-        middle = (low + high) / 2
-        if central_mu(math.exp(middle)) > needed:
-            low = middle
-        else:
-            high = middle
-    # Below one half the limit theorem means nothing; the search widens from here.
-    return max(math.exp(high), 0.3)
-
-
-def _search(cost: Callable[[float], float], *, guess: float, epsilon: float, delta: float) -> float:
-    """Bracket the target from the guess, then interpolate in logarithms."""
-    low, high, cost_low, cost_high = _bracket(cost, guess=guess, epsilon=epsilon, delta=delta)
-    for step in range(_MAX_STEPS):
-        if high <= low * (1 + _TOLERANCE):
-            break
-        # The curve is nearly a power law, so its logarithm is nearly straight; every third step
-        # halves, so that a bend cannot stall the search.
-        share = 0.5
-        if step % 3 < 2 and 0 < cost_high < cost_low < math.inf:
-            share = math.log(cost_low / epsilon) / math.log(cost_low / cost_high)
-        width = math.log(high / low)
-        # Aim a little to either side of the root: that closes the bracket from both ends.
-        nudge = 0.4 * _TOLERANCE * (1 if step % 2 else -1)
-        middle = low * math.exp(min(max(share * width + nudge, 0.02 * width), 0.98 * width))
-        value = cost(middle)
-        if value <= epsilon:
-            high, cost_high = middle, value
-        else:
-            low, cost_low = middle, value
-    return high
-
-
-def _bracket(
-    cost: Callable[[float], float], *, guess: float, epsilon: float, delta: float
-) -> tuple[float, float, float, float]:
-    value = cost(guess)
-    widening = _FIRST_WIDENING
-    if value <= epsilon:
-        high, cost_high = guess, value
-        low = high / widening
-        while (cost_low := cost(low)) <= epsilon:
-            if low < _SMALLEST_MULTIPLIER:
-                return low, low, cost_low, cost_low
-            widening *= widening
-            high, cost_high, low = low, cost_low, low / widening
-        return low, high, cost_low, cost_high
-    low, cost_low = guess, value
-    high = low * widening
-    while (cost_high := cost(high)) > epsilon:
-        if high > _LARGEST_MULTIPLIER:
-            raise ConfigError(f"no noise multiplier below 1e9 gives {epsilon=} at {delta=}")
-        widening *= widening
-        low, cost_low, high = high, cost_high, high * widening
-    return low, high, cost_low, cost_high

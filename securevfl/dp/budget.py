@@ -11,9 +11,11 @@ from typing import Final, Literal
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.dp import events
-from securevfl.dp.accountant import Method, epsilon_of, noise_multiplier_for
+from securevfl.dp.accountant import Method, epsilon_of
+from securevfl.dp.calibration import noise_multiplier_for
 from securevfl.dp.gaussian import composed_multiplier
-from securevfl.dp.privacy import Encoder, UnitName
+from securevfl.dp.privacy import UnitName
+from securevfl.dp.regime import REGIMES, Encoder, Regime
 from securevfl.dp.sensitivity import (
     gradient_sensitivity,
     honest_parties,
@@ -103,9 +105,12 @@ class Budget:
 
     def __post_init__(self) -> None:
         checks.require_limits(self)
-        for name in ("gradient_noise_multiplier", "gradient_clip_norm"):
-            if getattr(self, name) is not None and self.encoder != "dp-trained":
-                raise ConfigError(f'{name}: goes with encoder = "dp-trained", got {self.encoder!r}')
+        self.regime.require_update_settings(
+            {
+                "gradient_noise_multiplier": self.gradient_noise_multiplier,
+                "gradient_clip_norm": self.gradient_clip_norm,
+            }
+        )
         honest_parties(active=self.secondaries, colluding=self.colluding)
         self._check_promise()
 
@@ -120,7 +125,7 @@ class Budget:
                 f"links_per_record: must be given for unit = {self.unit!r} with a {self.encoder} "
                 f"encoder; without a record-side cap one record can touch any number of rows"
             )
-        if self.rows_mix and self.encoder != "trained":
+        if self.rows_mix and self.regime.caps_records:
             raise PrivacyError(
                 "rows_mix: a bottom model that mixes the rows of a batch (BatchNorm) lets one "
                 "record move them all; use LayerNorm or none"
@@ -142,13 +147,15 @@ class Budget:
                 'sampling_rate: does not amplify unit = "linked-row", which is released in every '
                 "round; set it to 1, or choose another unit"
             )
-        if self.encoder == "trained":
+        regime = self.regime
+        if not regime.amplified_units:
             raise PrivacyError(
                 'sampling_rate: does not amplify with encoder = "trained", whose weights remember '
                 "records that were sampled before; set it to 1, or use a frozen or dp-trained "
                 "encoder"
             )
-        if self.encoder == "dp-trained" and (self.unit == "entity" or self.sampling != "per-round"):
+        fresh = self.sampling == "per-round" or not regime.noises_updates
+        if events.Unit(self.unit) not in regime.amplified_units or not fresh:
             raise PrivacyError(
                 'sampling_rate: with encoder = "dp-trained" amplification is accounted for the '
                 'unit "secondary-record" and a fresh sample each round only; set it to 1'
@@ -156,7 +163,12 @@ class Budget:
 
     @property
     def _needs_cap(self) -> bool:
-        return self.unit != "linked-row" and self.encoder != "trained"
+        return self.unit != "linked-row" and self.regime.caps_records
+
+    @property
+    def regime(self) -> Regime:
+        """The encoder's regime."""
+        return REGIMES[self.encoder]
 
     def releases(self, noise_multiplier: float) -> list[events.Release]:
         """Return the plan's releases at a round's noise multiplier ``z``, for an accountant.
@@ -179,9 +191,9 @@ class Budget:
         """
         checks.positive(noise_multiplier=noise_multiplier)
         z, count = noise_multiplier, self.steps
-        if self.encoder == "dp-trained":
+        if self.regime.noises_updates:
             z = composed_multiplier(z, self.gradient_noise_multiplier or z)
-        if self.unit == "linked-row" and self.encoder != "trained":
+        if self.unit == "linked-row" and self.regime.caps_records:
             # A row is in one batch of an epoch; the other batches do not depend on it.
             count = -(-self.steps // self.batches_per_epoch)
         if self.sampling_rate == 1:
@@ -199,10 +211,9 @@ class Budget:
             )
         if replace_one:
             # z was measured by the exchange, of up to 2m rows; the event wants one record's m.
-            assert self.links_per_record is not None  # checked: sampled units need the cap
             exchanged, added = (
                 rows_changed(
-                    links_per_record=self.links_per_record,
+                    links_per_record=self.links_per_record or self.batch_rows,
                     rows=self.batch_rows,
                     neighbouring=neighbouring,
                 )
@@ -273,7 +284,7 @@ class Budget:
             links_per_record=self.links_per_record if self._needs_cap else rows,
             rows=rows,
             neighbouring=events.Neighbouring(self.neighbouring),
-        ) * (math.sqrt(rows) if self.unit == "linked-row" and self.encoder == "trained" else 1)
+        ) * (math.sqrt(rows) if self.unit == "linked-row" and not self.regime.caps_records else 1)
 
     def gradient_noise_std(self, gradient_noise_multiplier: float) -> float:
         """Return ``tau_g``: noise on one secondary's sum of a round's clipped row gradients.

@@ -24,8 +24,6 @@ from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 from securevfl.dp.gaussian import composed_multiplier, gaussian_epsilon, gaussian_noise_multiplier
 
-# Accounting of label releases.
-
 SMALLEST_EPSILON: Final = 1e-6
 """Smallest epsilon of labels; below it the labels carry no information."""
 
@@ -144,8 +142,6 @@ def labels_total(releases: Iterable[LabelRelease]) -> LabelTotal | None:
         delta=delta,
     )
 
-
-# Mechanisms: classes by randomised response, numbers with Gaussian noise.
 
 _BITS: Final = 63
 _SLOTS: Final = 1 << _BITS

@@ -6,10 +6,11 @@ from typing import Literal
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, PrivacyError
+from securevfl.dp.events import Unit
+from securevfl.dp.regime import REGIMES, Encoder, Regime
 
 Mechanism = Literal["gaussian", "none"]
 UnitName = Literal["secondary-record", "linked-row", "entity"]
-Encoder = Literal["trained", "frozen", "dp-trained"]
 Accounting = Literal["sound", "as-published"]
 
 
@@ -106,17 +107,14 @@ class Privacy:
             )
 
     def _check_updates(self) -> None:
-        given = {
-            "gradient_clip_norm": self.gradient_clip_norm,
-            "gradient_noise_multiplier": self.gradient_noise_multiplier,
-            "gradient_share": self.gradient_share,
-        }
-        if self.encoder != "dp-trained":
-            for name, value in given.items():
-                if value is not None:
-                    raise ConfigError(
-                        f'{name}: goes with encoder = "dp-trained", got {self.encoder!r}'
-                    )
+        self.regime.require_update_settings(
+            {
+                "gradient_clip_norm": self.gradient_clip_norm,
+                "gradient_noise_multiplier": self.gradient_noise_multiplier,
+                "gradient_share": self.gradient_share,
+            }
+        )
+        if not self.regime.noises_updates:
             return
         if self.mechanism == "none" or self.accounting == "as-published":
             raise ConfigError(
@@ -137,10 +135,11 @@ class Privacy:
         Raises:
             PrivacyError: With the change that makes the combination sound.
         """
-        if self.encoder != "trained" and self.unit != "linked-row" and not self.links_per_record:
+        regime = self.regime
+        if regime.caps_records and self.unit != "linked-row" and not self.links_per_record:
             raise PrivacyError(
                 f"links_per_record: must be given for unit = {self.unit!r} with a "
-                f"{self.encoder} encoder; without a record-side cap one record can touch any "
+                f"{regime.name} encoder; without a record-side cap one record can touch any "
                 f"number of rows"
             )
         if self.sampling_rate < 1 and self.unit == "linked-row":
@@ -148,13 +147,13 @@ class Privacy:
                 'sampling_rate: does not amplify unit = "linked-row", since a linked row is '
                 "released in every round; set it to 1, or choose another unit"
             )
-        if self.sampling_rate < 1 and self.encoder == "trained":
+        if self.sampling_rate < 1 and not regime.amplified_units:
             raise PrivacyError(
                 'sampling_rate: does not amplify with encoder = "trained", whose weights '
                 "remember records that were sampled before; set it to 1, or use a frozen or "
                 "dp-trained encoder"
             )
-        if self.sampling_rate < 1 and self.encoder == "dp-trained" and self.unit == "entity":
+        if self.sampling_rate < 1 and Unit(self.unit) not in regime.amplified_units:
             raise PrivacyError(
                 'sampling_rate: amplification of unit = "entity" is not accounted for with a '
                 "dp-trained encoder; set it to 1, or use a frozen encoder"
@@ -171,13 +170,24 @@ class Privacy:
         )
 
     @property
+    def regime(self) -> Regime:
+        """The encoder's regime."""
+        return REGIMES[self.encoder]
+
+    @property
+    def bound(self) -> float:
+        """Bound on the run's epsilon; infinite where a noise multiplier is given instead."""
+        return math.inf if self.epsilon is None else self.epsilon
+
+    @property
     def bounds_a_record(self) -> bool:
         """Whether a record changes the rows that it is released in, and nothing else, for certain.
 
         Then counting these rows bounds it. A secret sample has another bound for each record.
         """
-        frozen = self.encoder == "frozen" and self.unit != "linked-row" and self.sampling_rate == 1
-        return frozen and self.mechanism != "none" and self.accounting == "sound"
+        fixed = self.regime.releases_once and self.sampling_rate == 1
+        promised = self.mechanism != "none" and self.accounting == "sound"
+        return fixed and promised and self.unit != "linked-row"
 
     @property
     def bounds_linked_rows(self) -> bool:
@@ -196,8 +206,7 @@ class Privacy:
     @property
     def update_noise_ratio(self) -> float:
         """Noise multiplier of a dp-trained encoder's updates over that of its releases."""
-        if self.gradient_noise_multiplier is not None:
-            assert self.noise_multiplier is not None  # the two go together
+        if self.gradient_noise_multiplier is not None and self.noise_multiplier is not None:
             return self.gradient_noise_multiplier / self.noise_multiplier
         share = 0.5 if self.gradient_share is None else self.gradient_share
         return math.sqrt((1 - share) / share)

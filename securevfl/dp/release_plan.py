@@ -11,7 +11,8 @@ from typing import Final, assert_never
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.dp import sensitivity
-from securevfl.dp.accountant import epsilon_of, noise_multiplier_for
+from securevfl.dp.accountant import epsilon_of
+from securevfl.dp.calibration import noise_multiplier_for
 from securevfl.dp.events import (
     EntitySampledRelease,
     GaussianRelease,
@@ -25,15 +26,15 @@ from securevfl.dp.privacy import Privacy
 from securevfl.dp.sensitivity import gradient_sensitivity, honest_parties, row_change
 from securevfl.dp.statement import Statement, bounded_statement, unbounded_statement
 
-# Fitting of frozen encoders: cost and noise. Each secondary fits its encoder to noised statistics
-# of its own records, once, before anything is released; nothing of that leaves it but through the
-# releases. One record is in the statistics of one secondary, an entity in every secondary's, and a
-# row of the primary in none.
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FittingPlan:
-    """Privacy budget of encoder fitting, and the noised answers it is spent on."""
+    """Privacy budget of encoder fitting, and the noised answers it is spent on.
+
+    Each secondary fits its encoder to noised statistics of its own records, once, before anything
+    is released; nothing of that leaves it but through the releases. One record is in the statistics
+    of one secondary, an entity in every secondary's, and a row of the primary in none.
+    """
 
     share: checks.OpenUnit
     """Share of the run's budget for all fittings that a unit is in, in (0, 1); a part of the
@@ -44,9 +45,6 @@ class FittingPlan:
 
     def __post_init__(self) -> None:
         checks.require_limits(self)
-
-
-# The papers' formulas: shown next to the sound figure, never in its place. Not guarantees.
 
 
 def epsilon_as_published(
@@ -75,8 +73,6 @@ def epsilon_as_published(
     )
     return epsilon_of([release], delta=delta)
 
-
-# The release plan.
 
 # Relative increase of noise that rounding has left slightly too small; it doubles each time. All
 # together come to a thousandth: what needs more was calibrated for other releases.
@@ -166,7 +162,7 @@ class ReleasePlan:
                 f"releases_per_row must be at most rounds, got {self.releases_per_row} "
                 f"of {self.rounds}"
             )
-        if self.fitting and self.privacy.encoder != "frozen":
+        if self.fitting and not self.privacy.regime.releases_once:
             raise ConfigError(
                 f"fitting: only frozen encoders are fitted beforehand; the encoder is "
                 f"{self.privacy.encoder!r}"
@@ -177,7 +173,8 @@ class ReleasePlan:
         if self.releases_per_record is not None and not bounded:
             raise ConfigError("releases_per_record: a record must change its own rows alone")
         if self.linked_rows is not None and self.privacy.mechanism != "none":
-            _ = self._linked_rows_change  # refuses records that may be linked to any number of rows
+            # Refuses records that may be linked to any number of rows.
+            self._linked_rows_change(self.linked_rows)
 
     def check(self) -> None:
         """Refuse a plan whose guarantee would not hold.
@@ -196,7 +193,8 @@ class ReleasePlan:
                     '"sound", or an encoder that is not fitted'
                 )
             return
-        if privacy.sampling_rate < 1 and privacy.encoder == "frozen" and self.releases_per_row > 1:
+        once = privacy.regime.releases_once
+        if privacy.sampling_rate < 1 and once and self.releases_per_row > 1:
             raise PrivacyError(
                 f"privacy.sampling_rate: one secret sample serves one pass over the rows, but a "
                 f"row is released {self.releases_per_row} times; release each row once, or set "
@@ -228,7 +226,7 @@ class ReleasePlan:
         change = self._change_over_noise() * math.sqrt(self._measured_rows)
         if privacy.noise_multiplier is not None:
             return privacy.noise_multiplier * change
-        assert privacy.epsilon is not None  # Privacy demands exactly one of the two
+        epsilon = privacy.bound
         if privacy.accounting == "as-published":
             on_average = noise_multiplier_for(
                 lambda z: [
@@ -236,7 +234,7 @@ class ReleasePlan:
                         sampling_rate=privacy.sampling_rate, noise_multiplier=z, count=self.rounds
                     )
                 ],
-                epsilon=privacy.epsilon,
+                epsilon=epsilon,
                 delta=privacy.delta,
             )
             return on_average * privacy.clip_norm * math.sqrt(self.parties)
@@ -248,15 +246,15 @@ class ReleasePlan:
                     multiplier * change, rounds=self.rounds, row_releases=self.row_releases
                 ),
             ],
-            epsilon=privacy.epsilon,
+            epsilon=epsilon,
             delta=self.privacy.delta,
         )
         # Rounding must not leave the plan's last row over its budget.
         for nudge in range(_NUDGES):
-            if self.epsilon(share_std) <= privacy.epsilon:
+            if self.epsilon(share_std) <= epsilon:
                 return share_std
             share_std *= 1 + _NUDGE * 2**nudge
-        raise PrivacyError(f"no noise was found for epsilon = {privacy.epsilon:g}")
+        raise PrivacyError(f"no noise was found for epsilon = {epsilon:g}")
 
     def fitting_multiplier(self) -> float | None:
         """Return the noise multiplier of each step of a secondary's fitting; None without noise.
@@ -277,8 +275,7 @@ class ReleasePlan:
         if privacy.noise_multiplier is not None:
             together = privacy.noise_multiplier * math.sqrt((1 - fitting.share) / fitting.share)
         else:
-            assert privacy.epsilon is not None  # Privacy demands exactly one of the two
-            z = gaussian_noise_multiplier(epsilon=privacy.epsilon, delta=privacy.delta)
+            z = gaussian_noise_multiplier(epsilon=privacy.bound, delta=privacy.delta)
             together = z / math.sqrt(fitting.share)
         return together * math.sqrt(count)
 
@@ -295,8 +292,10 @@ class ReleasePlan:
         In rows; 0 without noise. A secondary adds all of it, so no other one matters: neither how
         many there are, nor how many collude.
         """
+        if self.linked_rows is None:
+            return 0.0
         return sum(
-            release.noise_multiplier * self._linked_rows_change
+            release.noise_multiplier * self._linked_rows_change(self.linked_rows)
             for release in self.link_count_releases(noise_share_std)
         )
 
@@ -312,14 +311,12 @@ class ReleasePlan:
         answers = 1 if self.privacy.unit == "secondary-record" else self.parties
         return [link_count_release(whole, answers=answers)]
 
-    @property
-    def _linked_rows_change(self) -> int:
-        """The most by which one unit moves a secondary's number of linked rows."""
-        assert self.linked_rows is not None, "asked where it is counted"
+    def _linked_rows_change(self, rows: int) -> int:
+        """Return the most by which one unit moves a secondary's number of linked rows, of all."""
         return sensitivity.linked_rows_sensitivity(
             unit=Unit(self.privacy.unit),
             links_per_record=self.privacy.links_per_record,
-            rows=self.linked_rows,
+            rows=rows,
         )
 
     @property
@@ -408,7 +405,7 @@ class ReleasePlan:
         touched = self._touched_releases(
             row_releases, self.releases_per_row if passes is None else passes
         )
-        if privacy.encoder == "dp-trained":
+        if privacy.regime.noises_updates:
             multiplier = self.release_multiplier(noise_share_std)
             multiplier = composed_multiplier(multiplier, privacy.update_noise_ratio * multiplier)
             if rate < 1:
@@ -420,7 +417,7 @@ class ReleasePlan:
                 noise_multiplier=multiplier * math.sqrt(self._rows_of_a_round / touched)
             )
         multiplier = noise_share_std / (self._change_over_noise() * math.sqrt(touched))
-        if rate < 1 and privacy.encoder == "frozen" and privacy.unit != "linked-row":
+        if rate < 1 and privacy.regime.releases_once and privacy.unit != "linked-row":
             # Changes at right angles grow as sqrt(j) in the j parties that drew the entity, not as
             # j, so the mixture over j would be too small; the full change bounds it.
             if privacy.unit == "entity" and not self.disjoint:
@@ -474,18 +471,18 @@ class ReleasePlan:
         )
 
     def _row_change(self, active: int) -> float:
-        trained = self.privacy.encoder != "frozen"
+        fixed = self.privacy.regime.releases_once
         # A trained encoder's weights, and with them all K vectors of any row, may change.
-        pooled_links = self.links if self.pooled and not trained else None
+        pooled_links = self.links if self.pooled and fixed else None
         return row_change(
             clip_norm=self.privacy.clip_norm,
             active=active,
             unit=Unit(self.privacy.unit),
-            absent_row_is_zero=self.pooled and not trained,
+            absent_row_is_zero=self.pooled and fixed,
             pooled_links=pooled_links,
             contested=self.contested,
             rounding=self.rounding if pooled_links else 0.0,
-            disjoint=self.disjoint and not trained,
+            disjoint=self.disjoint and fixed,
         )
 
     def _change_over_noise(self) -> float:
@@ -515,7 +512,7 @@ class ReleasePlan:
         privacy = self.privacy
         if self.releases_per_record is not None:
             return self.releases_per_record
-        if privacy.encoder == "trained":
+        if not privacy.regime.caps_records:
             return row_releases
         match privacy.unit:
             case "linked-row":
@@ -538,10 +535,10 @@ class ReleasePlan:
     @property
     def _measured_rows(self) -> int:
         """Rows that ``noise_multiplier`` is measured by."""
-        if self.privacy.encoder != "frozen":
-            dp_trained = self.privacy.encoder == "dp-trained"
-            return self._rows_of_a_round if dp_trained else self.rows_per_round
-        return self._touched_releases(self.row_releases, self.releases_per_row)
+        regime = self.privacy.regime
+        if regime.releases_once:
+            return self._touched_releases(self.row_releases, self.releases_per_row)
+        return self._rows_of_a_round if regime.caps_records else self.rows_per_round
 
     def release_multiplier(self, noise_share_std: float) -> float:
         """Return the noise multiplier of a dp-trained round, or of a frozen run's one release.

@@ -12,7 +12,8 @@ from typing import Final, assert_never
 
 from securevfl.core import checks
 from securevfl.dp.labels import LabelMechanism, LabelTotal
-from securevfl.dp.privacy import Encoder, UnitName
+from securevfl.dp.privacy import UnitName
+from securevfl.dp.regime import REGIMES, Encoder
 
 WEAK_EPSILON: Final = 10.0
 """Above it (odds change by up to e^10, 22,026) a statement carries a warning."""
@@ -127,7 +128,7 @@ def bounded_statement(
     linked = "linked to any number of the primary's rows"
     if releases_per_record is not None:
         linked = f"released in at most {releases_per_record} of the primary's rows"
-    elif encoder != "trained" and links_per_record is not None:
+    elif REGIMES[encoder].caps_records and links_per_record is not None:
         linked = f"linked to at most {links_per_record} of the primary's rows"
     hides = _hidden(unit, linked=linked, parties=parties, colluding=colluding)
     warning = _warning(epsilon=epsilon, total=total_epsilon, published=claimed is not None)

@@ -16,7 +16,7 @@ from securevfl.config.federation import FederationConfig
 from securevfl.core.errors import ConfigError
 from securevfl.data.tables import PartyTable
 from securevfl.federation.build import build_bottom, build_top
-from securevfl.federation.rounds.cut import Aggregation
+from securevfl.federation.rounds.aggregation import Aggregation
 from securevfl.federation.run_plan import kept_aggregation
 from securevfl.federation.saved_model import SavedModel
 from securevfl.models.alone.choice import mix_outputs
@@ -151,8 +151,7 @@ def _secondary(config: FederationConfig, model: SavedModel, table: PartyTable) -
 
 
 def _primary(config: FederationConfig, model: SavedModel, table: PartyTable) -> ExportedPart:
-    part = model.primary
-    assert part is not None, "the primary's model has the task"
+    part = model.primary_part
     top = build_top(config, table, model.head)
     model.into(top)
     if isinstance(top, MixedTop) and not top.share:
@@ -311,15 +310,15 @@ class PrimaryModule(nn.Module):
         similarities: bool,
     ) -> None:
         super().__init__()
-        assert model.primary is not None, "the primary's model has the task"
+        part = model.primary_part
         self.scaling = scaling
         self.top = top
-        self.task = model.primary.head.task
-        self.label = model.primary.label_scaler
+        self.task = part.head.task
+        self.label = part.label_scaler
         self.has_keys = keys
         self.has_similarities = similarities
-        self.has_base = model.primary.base is not None
-        self.scale = model.primary.scale
+        self.has_base = part.base is not None
+        self.scale = part.scale
         self.of_base = share_of_base(top)
 
     def forward(self, features: Tensor, *rest: Tensor) -> Tensor:

@@ -21,8 +21,19 @@ from securevfl.data.rows import RowSplit
 from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.dp.ring_noise import ExactDiscreteGaussian, NoiseBuffer
 from securevfl.federation import base
-from securevfl.federation.checkpoint import StateFolder
 from securevfl.federation.encoder_fitting import FittedBottom, PrincipalFitting, build_encoder
+from securevfl.federation.party_inputs import (
+    aligned_rows,
+    features_of,
+    label_scaler_of,
+    require_declared_features,
+    scaler_of,
+    targets_of,
+    task_head,
+)
+from securevfl.federation.rounds.cached_release import CachedRelease
+from securevfl.federation.rounds.counted_release import CountedRelease
+from securevfl.federation.rounds.dropout import DropoutStream
 from securevfl.federation.rounds.exchanges import Exchange
 from securevfl.federation.rounds.fitted_primary import (
     CorrectionFit,
@@ -33,14 +44,15 @@ from securevfl.federation.rounds.fitted_primary import (
 )
 from securevfl.federation.rounds.network_primary import NetworkPrimary
 from securevfl.federation.rounds.primary import Primary, PrimaryData
-from securevfl.federation.rounds.release import CachedRelease, CountedRelease, SecondaryRelease
+from securevfl.federation.rounds.release import SecondaryRelease
 from securevfl.federation.rounds.secondary import Secondary, SecondaryData
 from securevfl.federation.rounds.top_model import PrimaryInputs
-from securevfl.federation.rounds.updates import DropoutStream, GradientNoise
+from securevfl.federation.rounds.updates import GradientNoise
 from securevfl.federation.run_plan import RunPlan, pools
 from securevfl.federation.saved_model import FOLDER, PrimaryPart, SavedModel
 from securevfl.federation.session.request_validator import RequestValidator, SessionLimits
 from securevfl.federation.stage import SecondaryBuild, run_stages
+from securevfl.federation.state_folder import StateFolder
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.spec import LinkedPrimary, LinkedSecondary
 from securevfl.models.building import bottom_of, require_no_batch_norm, require_rows_apart, top_of
@@ -87,18 +99,18 @@ def bottom_at_work(
     config = plan.config
     require_enough_records(config, table)
     if config.features_are_declared:
-        base.require_declared_features(table, encoder=config.privacy.encoder)
-    features = base.features_of(party, table, model)
+        require_declared_features(table, encoder=config.regime.name)
+    features = features_of(party, table, model)
     bottom = build_bottom(config, party, table)
     if model is not None:
         model.into(bottom)
     privacy = config.privacy
-    published = privacy.encoder == "trained" and privacy.accounting == "as-published"
     # Then the budget holds only if no row moves another's representation.
-    promised = privacy.mechanism != "none" and not published
+    sound = privacy.accounting == "sound" or config.regime.caps_records
+    promised = privacy.mechanism != "none" and sound
     apart = promised and not is_built_in(config.family)
     if promised:
-        require_no_batch_norm(bottom, encoder=config.privacy.encoder)
+        require_no_batch_norm(bottom, encoder=config.regime.name)
     if apart and config.encoder is None:
         require_rows_apart(
             config.family,
@@ -106,7 +118,9 @@ def bottom_at_work(
             bottom,
             num_features=table.num_features,
             key_dim=table.key_dim,
-            encoder=config.privacy.encoder,
+            encoder=config.regime.name,
+            learns=config.regime.learns,
+            noises_updates=config.regime.noises_updates,
         )
     return BottomAtWork(bottom=bottom.to(device), features=features, row_by_row=apart)
 
@@ -147,7 +161,7 @@ def build_secondary(
     most = plan.releases.releases_per_record
     if most is not None:
         counted = CountedRelease(linked.source, ledger, most)
-    elif plan.frozen:
+    elif plan.regime.releases_once:
         fit: Callable[[], None] | None = None
         if kept_bottom is None and isinstance(bottom, FittedBottom) and plan.releases.fitting:
             fit = _refuse_unfitted
@@ -171,7 +185,7 @@ def build_secondary(
         ledger=counted or kept or ledger,
     )
     privacy, gradient_noise = config.privacy, None
-    if plan.learns and privacy.encoder == "dp-trained":
+    if plan.learns and plan.regime.noises_updates:
         gradient_noise = GradientNoise(
             clip_norm=privacy.update_clip_norm,
             noise_std=plan.releases.gradient_noise_std(plan.noise_share_std),
@@ -200,7 +214,7 @@ def build_secondary(
         kept=kept,
         row_by_row=at_work.row_by_row,
         decorrelates=config.training.distance_correlation,
-        precision="float32" if plan.frozen else config.training.precision,
+        precision=config.training.precision if plan.regime.learns else "float32",
     )
 
 
@@ -229,7 +243,7 @@ def build_bottom(config: FederationConfig, party: PartySettings, table: PartyTab
         config,
         party.name,
         lambda: (
-            build_encoder(config, party, num_features=table.num_features)
+            build_encoder(config, config.encoder, party, num_features=table.num_features)
             if config.encoder
             else bottom_of(
                 config.family,
@@ -237,7 +251,7 @@ def build_bottom(config: FederationConfig, party: PartySettings, table: PartyTab
                 num_features=table.num_features,
                 key_dim=table.key_dim,
                 feature_names=table.feature_names,
-                frozen=config.privacy.encoder == "frozen",
+                frozen=not config.regime.learns,
                 pooled=pools(config),
             )
         ),
@@ -336,14 +350,14 @@ def primary_data(
         DataError: If the labels are constant in the training rows, or none of these is aligned
             where only such rows may train.
     """
-    head = base.task_head(config, table, split)
+    head = task_head(config, table, split)
     return PrimaryData(
-        features=torch.from_numpy(base.features_of(config.primary, table)).to(device),
+        features=torch.from_numpy(features_of(config.primary, table)).to(device),
         keys=torch.from_numpy(linked.keys).to(device),
-        targets=base.targets_of(table, split, head).to(device),
+        targets=targets_of(table, split, head).to(device),
         head=head,
         split=split,
-        aligned=base.aligned_rows(config, linked, split),
+        aligned=aligned_rows(config, linked, split),
         similarities=None
         if linked.similarities is None
         else torch.from_numpy(linked.similarities).to(device),
@@ -374,12 +388,12 @@ def build_primary(
     """
     device = data.features.device
     top = build_top(plan.config, table, data.head).to(device)
-    if isinstance(top, FittedTop | TiedTop | MixedTop):
-        assert plan.config.top is not None, "the federation file names it"
+    named = plan.config.top
+    if named is not None and isinstance(top, FittedTop | TiedTop | MixedTop):
         features, keys = read_by_top(plan.config, table, features=data.features, keys=data.keys)
         inputs = PrimaryInputs(features=features, keys=keys, similarities=data.similarities)
-        named = plan.config.top.name if estimator is None else estimator
-        fit = EstimatorFit(top, named) if isinstance(top, FittedTop) else CorrectionFit(top)
+        fitted_by = named.name if estimator is None else estimator
+        fit = EstimatorFit(top, fitted_by) if isinstance(top, FittedTop) else CorrectionFit(top)
         return FittedPrimary(plan, data, inputs, exchange, fit=fit, observe=observe)
     for stage in run_stages(plan.config):
         primary = stage.build_primary(plan, data, top, exchange, observe=observe)
@@ -463,7 +477,7 @@ def save_primary(
         primary=PrimaryPart(
             head=primary.head,
             classes=table.classes,
-            label_scaler=base.label_scaler_of(table, primary.data.split, primary.head),
+            label_scaler=label_scaler_of(table, primary.data.split, primary.head),
             threshold=primary.threshold if choice is None else choice.threshold,
             metrics=metrics,
             rows=table.num_rows,
@@ -491,7 +505,7 @@ def _common(
         "settings": dict(config.source["model"]),
         "features": table.feature_names,
         "schema": None if table.schema is None else table.schema.as_json(),
-        "feature_scaler": base.scaler_of(party, table),
+        "feature_scaler": scaler_of(party, table),
         "noise_share_std": plan.noise_share_std,
         "ledger_head": ledger.head,
     }

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float32, Float64
 
+from securevfl.config.encoder import EncoderSettings
 from securevfl.config.federation import FederationConfig
 from securevfl.config.sections import PartySettings
 from securevfl.core.conventions import derive_seed
 from securevfl.core.errors import DataError
-from securevfl.dp.class_sums import noised_moments
+from securevfl.dp.moments import noised_moments
 from securevfl.federation.run_plan import RunPlan
 from securevfl.ledger.ledger import Ledger
 from securevfl.models import frozen
@@ -20,20 +21,25 @@ FittedBottom = frozen.DirectionBottom | frozen.ScoreBottom
 
 
 def build_encoder(
-    config: FederationConfig, party: PartySettings, *, num_features: int
+    config: FederationConfig, encoder: EncoderSettings, party: PartySettings, *, num_features: int
 ) -> FittedBottom:
     """Return the encoder of one secondary, not fitted yet.
+
+    Args:
+        config: The federation file.
+        encoder: Its ``[encoder]`` table.
+        party: The secondary.
+        num_features: Columns of its table.
 
     Raises:
         DataError: If the party has fewer features than its encoder has numbers to write.
     """
-    assert config.encoder is not None, "asked for by the federation file"
     if config.scores:
         return frozen.ScoreBottom(
             projection=projection_of(config, party, num_features), length=config.privacy.clip_norm
         )
     _, width = config.family.cut_shape(config.model)
-    blocks = len(config.secondaries) if config.encoder.in_blocks else 1
+    blocks = len(config.secondaries) if encoder.in_blocks else 1
     components = width // blocks
     if components > num_features and not config.encoder_reads_labels:
         raise DataError(

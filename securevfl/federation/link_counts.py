@@ -17,7 +17,7 @@ from securevfl.core.progress import (
     event_fields,
     linked_rows_in_words,
 )
-from securevfl.dp.class_sums import noised_rows
+from securevfl.dp.noised_counts import noised_rows
 from securevfl.federation.messages import LinkCount
 from securevfl.federation.run_plan import RunPlan
 from securevfl.ledger.ledger import Ledger
@@ -43,13 +43,13 @@ def link_count(plan: RunPlan, linked: LinkedSecondary, ledger: Ledger) -> LinkCo
         To the primary, once sent: how many of its rows have a record here, in the secret sample or
         not, behind noise where epsilon is promised.
     """
-    if ledger.linked_rows is None:
+    linked_rows = ledger.linked_rows
+    if linked_rows is None:
         rows = plan.facts.rows
         count = int(has_candidate(linked.source, np.arange(rows, dtype=np.int64)).sum())
         std = plan.releases.link_count_std(plan.noise_share_std)
-        ledger.charge_link_count(lambda: noised_rows(count, rows=rows, std=std))
-    assert ledger.linked_rows is not None, "just charged"
-    return LinkCount(linked=ledger.linked_rows)
+        linked_rows = ledger.charge_own_link_count(lambda: noised_rows(count, rows=rows, std=std))
+    return LinkCount(linked=linked_rows)
 
 
 def require_link_counts(

@@ -10,8 +10,9 @@ import numpy.typing as npt
 from jaxtyping import Float32, Int64
 
 from securevfl.core.errors import ProtocolError
-from securevfl.federation.run_plan import RUN_ID_DIGITS, Purpose, RunFacts, prediction_facts
-from securevfl.mpc.masks import PUBLIC_BYTES
+from securevfl.federation.run_facts import RUN_ID_DIGITS, RunFacts, prediction_facts
+from securevfl.federation.run_plan import Purpose
+from securevfl.mpc.session_key import PUBLIC_BYTES
 from securevfl.transport.message import DeclaredMessage, Message, MessageKind, TypedMessage, wire
 
 PROTOCOL_VERSION: Final = 16
@@ -389,14 +390,13 @@ class PredictRequest(DeclaredMessage):
         )
 
     @classmethod
-    def of(cls, facts: RunFacts) -> "PredictRequest":
-        """Return the request that announces a session's facts."""
-        assert facts.active is not None, "a request names its secondaries"
+    def of(cls, facts: RunFacts, *, active: tuple[int, ...]) -> "PredictRequest":
+        """Return the request that announces a session's facts, answered by active secondaries."""
         return cls(
             run=facts.run,
             rows=facts.rows,
             predicted_rows=facts.predicted_rows,
-            active=facts.active,
+            active=active,
         )
 
     @classmethod

@@ -15,13 +15,10 @@ from securevfl.federation.run_plan import ROUNDS_AHEAD, RunPlan
 from securevfl.federation.session.peers import Handlers, HandlerTable, M, Peers
 from securevfl.mpc.crypten_bridge import CrypTenSumTo
 from securevfl.mpc.masks import PairwiseMasks
-from securevfl.mpc.on_shares import Seat
-from securevfl.mpc.shared_sum import SharedSum
+from securevfl.mpc.on_shares import Seat, SharedSum
 from securevfl.mpc.sum_to import SumTo, Words
 from securevfl.transport.message import TypedMessage
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport
-
-# Secure sums over the star: what CrypTen's reveal sends and receives.
 
 
 @dataclass(frozen=True)
@@ -96,9 +93,6 @@ def sum_from_secondary(
     world = tuple(plan.secondaries)
     seat = Seat(rank=rank, world=world, pair_keys=others, context=context)
     return SharedSum(revealed, seat), masks
-
-
-# Peers over the star: any stage's messages.
 
 
 class PeersOverStar(Peers):
@@ -186,9 +180,6 @@ class PeersOverStar(Peers):
         total = self._sum_to(own.cpu(), round_number=round_number, active=ranks)
         assert total is not None, "the primary's reveal returns the total"
         return total.to(own.device)
-
-
-# A secondary's side of a stage over the star.
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,8 @@ from securevfl.data.scaling import FeatureScaler, LabelScaler
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.links import SimilarityScale
 from securevfl.linkage.spec import KeyScale
-from securevfl.models.alone.choice import Model, Used, model_bytes, model_of
+from securevfl.models.alone.choice import Model, Used
+from securevfl.models.alone.saving import model_bytes, model_of
 from securevfl.models.tasks import HALF, TaskHead
 from securevfl.version import __version__
 

@@ -121,7 +121,7 @@ def compare(budget: Budget, *, noise_multiplier: float) -> list[AccountantFigure
     # Without the sum, an entity's k views are k correlated samples; the full change at rate q
     # bounds them.
     bound = replace(own, secondaries=1, colluding=0)
-    if budget.encoder == "dp-trained":
+    if budget.regime.noises_updates:
         # An update's noise is its own secondary's, with or without the sum.
         updates = budget.gradient_noise_multiplier or noise_multiplier
         bound = replace(bound, gradient_noise_multiplier=updates)

@@ -18,7 +18,8 @@ from securevfl.config.reading import parse_federation
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.core.formatting import format_figure
-from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run, run_facts
+from securevfl.federation.run_facts import RunFacts, run_facts
+from securevfl.federation.run_plan import RunPlan, plan_run
 from securevfl.lab.rehearsal import (
     Cast,
     RehearsedRun,
@@ -155,7 +156,7 @@ class Advice:
         notes = []
         reasons = dict.fromkeys(bound.refused for bound in self.bounds if bound.refused)
         notes += [f"as it stands, the file would be refused: {reason}" for reason in reasons]
-        if self.config.privacy.encoder != "frozen":
+        if self.config.regime.learns:
             notes.append(
                 "encoders that train release a row in every epoch; what survives is told of one "
                 "release"

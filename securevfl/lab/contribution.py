@@ -10,7 +10,8 @@ from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.core.formatting import Summarised
 from securevfl.core.progress import CoalitionsValued, Observer, Pace, Stage, unheard
 from securevfl.data.tables import PartyTable
-from securevfl.federation.run_plan import plan_prediction, prediction_facts
+from securevfl.federation.run_facts import prediction_facts
+from securevfl.federation.run_plan import plan_prediction
 from securevfl.lab.coalition_game import LEAST_PERMUTATIONS, Worth, solve
 from securevfl.lab.retrained_top import Retrained
 from securevfl.models.task_metrics import LEVEL

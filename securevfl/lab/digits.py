@@ -12,9 +12,9 @@ import torch
 from securevfl.config.federation import FederationConfig, link_spec
 from securevfl.config.reading import parse_federation
 from securevfl.data.tables import PartyTable
-from securevfl.federation.base import features_of
 from securevfl.federation.build import primary_data
-from securevfl.federation.run_plan import run_facts
+from securevfl.federation.party_inputs import features_of
+from securevfl.federation.run_facts import run_facts
 from securevfl.lab.datasets import load_builtin, split_table
 from securevfl.lab.pooled_methods import MethodFigures, train_combined
 from securevfl.linkage.stage.linking import Linker

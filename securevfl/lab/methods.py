@@ -22,6 +22,7 @@ from securevfl.config.sections import TrainingSettings
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 from securevfl.core.settings import read_settings
+from securevfl.dp.regime import REGIMES
 from securevfl.models.alone.perceptron import BaselineConfig
 from securevfl.models.registry import family_named, family_names
 
@@ -40,7 +41,8 @@ def adapt_to_family(source: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[st
     family = family_named(model.pop("family", None))
     require_own_fields(family, model)
     settings = family.settings_from(model)
-    frozen = source["privacy"].get("encoder") == "frozen"
+    regime = REGIMES.get(source["privacy"].get("encoder"))
+    frozen = regime is not None and not regime.learns
     pooled = frozen and family.pools_records(settings, frozen=frozen)
     linkage = source["linkage"]
     if linkage.get("choose") == "records" and (not pooled or family.needs_similarities(settings)):

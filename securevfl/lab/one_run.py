@@ -21,7 +21,7 @@ from securevfl.core.errors import ConfigError, PrivacyError, SecureVflError
 from securevfl.core.progress import Observer
 from securevfl.data.tables import PartyTable
 from securevfl.federation.base import Base
-from securevfl.federation.run_plan import run_facts
+from securevfl.federation.run_facts import run_facts
 from securevfl.lab.methods import IN_ONE_PLACE, baseline_settings, method_family, method_source_of
 from securevfl.lab.pooled_methods import train_in_one_place
 from securevfl.runtime.run_options import RunOptions

@@ -20,7 +20,8 @@ from securevfl.core.errors import ConfigError, DataError
 from securevfl.data.columns import Column, features_of_column
 from securevfl.data.schema import TableSchema
 from securevfl.data.tables import KeyTable, PartyTable
-from securevfl.federation.base import Base, own_inputs
+from securevfl.federation.base import Base
+from securevfl.federation.party_inputs import own_inputs
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.simulation import RunResult, simulate_federation
 
@@ -44,7 +45,7 @@ def settings_for(config: FederationConfig, epsilon: float | None) -> Overrides:
         "noise_multiplier": None,
         "gradient_noise_multiplier": None,
     }
-    if epsilon is None and config.privacy.encoder == "dp-trained":
+    if epsilon is None and config.regime.noises_updates:
         # An encoder that learns without a promise is called so, and takes none of its settings.
         privacy |= {"encoder": "trained", "gradient_share": None, "gradient_clip_norm": None}
     return {"privacy": privacy}

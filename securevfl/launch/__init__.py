@@ -1,1 +1,1 @@
-"""Starting one process per party on this machine, and what became of each."""
+"""Parties' processes on this machine: starting, watching and ending them."""

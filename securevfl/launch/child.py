@@ -1,6 +1,6 @@
-"""What a party's process does for the launcher that started it: report, and end with it.
+"""A party's process towards its launcher: reports, and ending with it.
 
-Without a launcher (a party started by hand on its own machine) every function here does nothing.
+Without a launcher (a party started by hand) every function here does nothing.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import threading
 from typing import Any, Final
 
 from securevfl.core import interrupts
-from securevfl.core.files import plain
+from securevfl.core.logs import plain
 from securevfl.core.memory import peak_memory_bytes
 
 EVENTS_VARIABLE: Final = "SECUREVFL_EVENTS_FD"
@@ -20,15 +20,15 @@ LIFELINE_VARIABLE: Final = "SECUREVFL_LIFELINE"
 FAILURE_EVENT: Final = "failure"
 MEMORY_EVENT: Final = "memory"
 
-# How long a party may take to say farewell when the launcher has gone, before it is ended hard.
+# Seconds that a party has to say farewell when the launcher has ended, before it is killed.
 _FAREWELL_S: Final = 5.0
 
 
 def report(event: str, **fields: Any) -> None:
-    """Report to the launcher what happens, as one JSON line; figures and words only.
+    """Report an event to the launcher as one JSON line of figures and words.
 
     Raises:
-        SecureVflError: If a field is a tensor or another object that may not be logged.
+        SecureVflError: If a field may not be logged, for example a tensor.
 
     Reveals:
         To the process that started this one: the fields.
@@ -38,7 +38,7 @@ def report(event: str, **fields: Any) -> None:
     if number is None:
         return
     rest = line.encode()
-    # A launcher that is gone ends this process by the lifeline, and a process that only inherited
+    # If the launcher has ended, the lifeline ends this process, and a process that only inherited
     # the variable has no launcher: neither is a reason for a party to fail.
     with contextlib.suppress(OSError):
         while rest:
@@ -46,12 +46,12 @@ def report(event: str, **fields: Any) -> None:
 
 
 def report_failure(*, party: str, reason: str, exit_code: int) -> None:
-    """Report to the launcher where the failure began, before this process ends.
+    """Report to the launcher where a failure began, before this process ends.
 
     Args:
-        party: Where it began, as far as this process knows: itself or another party.
+        party: The party where it began, as far as this process knows.
         reason: One sentence, shown to the user of this machine.
-        exit_code: What this process is about to exit with.
+        exit_code: Exit code of this process.
 
     Reveals:
         To the process that started this one: the arguments.
@@ -60,7 +60,7 @@ def report_failure(*, party: str, reason: str, exit_code: int) -> None:
 
 
 def report_memory() -> None:
-    """Report to the launcher this process's largest resident memory; call it last of all.
+    """Report this process's peak resident memory to the launcher; call it last.
 
     Reveals:
         To the process that started this one: that figure.
@@ -71,17 +71,17 @@ def report_memory() -> None:
 
 
 def is_launched() -> bool:
-    """Return whether a launcher on this machine waits for this process, and finishes its work."""
+    """Return whether a launcher on this machine started this process."""
     return LIFELINE_VARIABLE in os.environ
 
 
 def end_with_launcher() -> None:
-    """Make this process end when its launcher does, however that ends; call it first of all.
+    """Make this process end when its launcher ends for any reason; call it first.
 
-    The launcher holds the only writing end of this process's standard input. When it closes,
-    even by SIGKILL, the system says so here: the main thread is interrupted as by Ctrl-C, so
-    that it can tell the other parties, and a few seconds later the process ends in any case.
-    SIGTERM interrupts it in the same way.
+    The launcher holds the only writing end of this process's standard input. When it closes, even
+    by SIGKILL, the main thread is interrupted as by Ctrl-C, so that it can notify the other
+    parties, and a few seconds later the process ends in any case. SIGTERM interrupts it in the same
+    way.
     """
     if not is_launched():
         return
@@ -96,6 +96,6 @@ def _follow() -> None:
     hard_end = threading.Timer(_FAREWELL_S, os._exit, args=(1,))
     hard_end.daemon = True
     hard_end.start()
-    # The launcher's own signal may have come first: a second would cut off the farewell.
+    # The launcher may have sent a signal before: a second one would cut off the farewell.
     if not interrupts.is_noted():
         os.kill(os.getpid(), signal.SIGTERM)

@@ -1,16 +1,16 @@
-"""Fork server of this machine: one process loads what parties need, and forks each of them.
+"""Fork server: one process that loads the parties' modules and forks each party.
 
-Loading torch and what stands on it takes two CPU-seconds and 250 MiB. A party that is forked from a
-process which has loaded it starts in milliseconds and shares that memory. Nothing private is there
-yet: the fork server reads no file of a federation, and gets an identity only to pass it on to the
-one child that it is for.
+Loading torch and its dependents takes two CPU-seconds and 250 MiB. A party that is forked from a
+process which has loaded them starts in milliseconds and shares that memory. The fork server holds
+nothing private: it reads no file of a federation, and receives an identity only to pass it to one
+child.
 
-The children belong to the fork server, so it reports to the launcher how each ended. A stopped fork
-server is woken when a report is late; a silent one is ended, and its parties with it. Signals go by
-a handle of the process (``pidfd``), which cannot hit another that has got its number since. Linux
+Children are the fork server's, so it reports each child's end to the launcher. A stopped fork
+server is woken when a report is late; a silent one is killed with its parties. Signals are sent by
+a handle of the process (``pidfd``), which cannot hit another process with a reused number. Linux
 only.
 
-One thread and no lock: all that a fork copies is at rest.
+It has one thread and no lock, so that forking is safe.
 """
 
 import contextlib
@@ -33,8 +33,6 @@ from typing import Any, Final
 from securevfl.core.memory import RSS_UNIT
 from securevfl.launch.child import EVENTS_VARIABLE, LIFELINE_VARIABLE
 
-# Parties start fast: one process loads what all of them need, and forks each of them.
-
 MESSAGE_BYTES: Final = 1 << 16
 """No message between launcher and fork server is longer."""
 
@@ -42,41 +40,41 @@ SILENT_S: Final = 30.0
 """Seconds within which a fork server reports that a child has ended."""
 
 LOADING_S: Final = 300.0
-"""Seconds within which it has loaded what children need and forked one."""
+"""Seconds for the fork server to load the modules and fork a child."""
 
 _WOKEN_AFTER: Final = 0.1
 """Part of such a time after which a silent fork server is woken, in case it was stopped."""
 
 
 def is_offered() -> bool:
-    """Whether this system has what a fork server needs."""
+    """Return whether this system supports a fork server."""
     return sys.platform == "linux" and hasattr(os, "pidfd_open")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChildFiles:
-    """Open files that a child gets, by number."""
+    """File descriptors for a child."""
 
     lifeline: int
-    """Its standard input, which ends with the launcher."""
+    """The child's standard input, which ends with the launcher."""
 
     log: int
     """The child's standard output and error."""
 
     events: int
-    """Its reports."""
+    """Pipe for the child's reports."""
 
     handed: Mapping[str, int]
     """Others, by the argument in whose place their path stands."""
 
     @property
     def handles(self) -> list[int]:
-        """All of them, in the order of the fields."""
+        """All descriptors, in the order of the fields."""
         return [self.lifeline, self.log, self.events, *self.handed.values()]
 
 
 class Forked:
-    """A child of the fork server, as the launcher sees it."""
+    """The launcher's handle of a child of the fork server."""
 
     def __init__(self, fork_server: "ForkServer", pid: int, handle: int) -> None:
         self.pid = pid
@@ -85,43 +83,40 @@ class Forked:
 
     def poll(self) -> tuple[int, int] | None:
         """Return exit code and largest resident memory in bytes, or None while it runs."""
-        return self._fork_server.end_of(self.pid, wait=False)
+        return self._fork_server.end_of(self.pid)
 
     def wait(self) -> tuple[int, int]:
-        """Wait for its end; see :meth:`poll`."""
-        ended = self._fork_server.end_of(self.pid, wait=True)
-        assert ended is not None, "waited for"
-        return ended
+        """Wait until it has ended, and return the result of :meth:`poll`."""
+        return self._fork_server.wait_for_end(self.pid)
 
     @property
     def why_lost(self) -> str | None:
-        """Why it was ended with its fork server, where that was silent; else None."""
+        """Why it was killed with its silent fork server; else None."""
         return self._fork_server.why_lost
 
     @property
     def has_ended(self) -> bool:
-        """Whether the system says that it has ended, before the fork server has reported it."""
+        """Whether it has ended according to the system, reported or not."""
         asked = select.poll()
         asked.register(self._handle, select.POLLIN)
         return bool(asked.poll(0))
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal; to one that has ended, nothing."""
+        """Send a signal, unless it has ended."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._handle, number)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the handle."""
         os.close(self._handle)
 
 
 class ForkServer:
-    """The launcher's side: starts the process, and asks it for children.
+    """The launcher's side of a fork server: starts its process and requests children.
 
     Args:
-        module: A program that loads what children need and calls
-            :func:`securevfl.launch.fork_server.fork_children`.
-        environment: Variables on top of the launcher's own.
+        module: A program that loads the children's modules and calls :func:`fork_children`.
+        environment: Environment variables in addition to the launcher's.
 
     Raises:
         OSError: If it cannot be started.
@@ -129,12 +124,12 @@ class ForkServer:
 
     def __init__(self, module: str, environment: Mapping[str, str]) -> None:
         self.is_lost = False
-        """Whether it has ended unasked; it forks nothing any more."""
+        """Whether it has ended by itself or was killed, so that it forks no more."""
         self.why_lost: str | None = None
-        """What is said of a fork server that was silent for too long."""
+        """Reason for the loss of a fork server that was silent for too long; None otherwise."""
         self._ended: dict[int, tuple[int, int]] = {}
         self._unreported: dict[int, float] = {}
-        """Since when a child's end has not been reported, by its number."""
+        """Time since which a child's end has not been reported, by its number."""
         self._running: dict[int, Forked] = {}
         self._wire, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -153,12 +148,12 @@ class ForkServer:
         """Start a child.
 
         Args:
-            arguments: Of the program that it is to be.
-            files: What is open in it.
-            name: What the system's list of processes shows, up to 15 characters of it.
+            arguments: Arguments of the child's program.
+            files: File descriptors for the child.
+            name: The child's name in the system's list of processes, cut to 15 characters.
 
         Raises:
-            ConnectionError: If the fork server is gone, or silent for :data:`LOADING_S`.
+            ConnectionError: If the fork server has ended, or is silent for :data:`LOADING_S`.
             OSError: If it cannot fork.
         """
         asked = {"name": name, "arguments": list(arguments), "handed": list(files.handed)}
@@ -169,18 +164,15 @@ class ForkServer:
                 raise OSError(message["refused"], os.strerror(message["refused"]))
             if "started" in message:
                 child = Forked(self, message["started"], given[0])
-                self._ended.pop(child.pid, None)  # of an earlier child with the same number
+                self._ended.pop(child.pid, None)  # from an earlier child with the same number
                 self._running[child.pid] = child
                 return child
 
-    def end_of(self, pid: int, *, wait: bool) -> tuple[int, int] | None:
-        """Return a child's exit code and largest memory in bytes; None if it runs."""
+    def end_of(self, pid: int) -> tuple[int, int] | None:
+        """Return a child's exit code and peak memory in bytes; None while it runs."""
         while pid not in self._ended:
             try:
-                if wait:
-                    self._receive_within(SILENT_S)
-                else:
-                    self._receive(timeout_s=0)
+                self._receive(timeout_s=0)
             except BlockingIOError:
                 self._require_reported(pid)
                 break
@@ -188,17 +180,24 @@ class ForkServer:
                 pass  # all have ended
         return self._ended.get(pid)
 
+    def wait_for_end(self, pid: int) -> tuple[int, int]:
+        """Wait until a child has ended; return its exit code and peak memory in bytes."""
+        while pid not in self._ended:
+            with contextlib.suppress(ConnectionError):  # all have ended
+                self._receive_within(SILENT_S)
+        return self._ended[pid]
+
     def close(self) -> None:
-        """End the process. Children that still run follow their launcher, not it."""
+        """Kill the fork server; running children end with their launcher instead."""
         self._wire.close()
         self._process.kill()
         self._process.wait()
 
     def _receive_within(self, seconds: float) -> tuple[dict[str, Any], list[int]]:
-        """Wait for a message; a fork server that was stopped is woken on the way.
+        """Wait for a message, and wake a stopped fork server meanwhile.
 
         Raises:
-            ConnectionError: If the fork server is gone, or was silent and is given up.
+            ConnectionError: If the fork server has ended, or was silent and is killed.
         """
         for part in (_WOKEN_AFTER, 1 - _WOKEN_AFTER):
             try:
@@ -209,7 +208,7 @@ class ForkServer:
         raise ConnectionResetError("the process that starts parties is silent")
 
     def _require_reported(self, pid: int) -> None:
-        """Wake a fork server that is late to report a child's end; give up one that never does."""
+        """Wake a fork server that is late to report a child's end; kill one that never does."""
         if pid not in self._running or not self._running[pid].has_ended:
             return
         late_s = time.monotonic() - self._unreported.setdefault(pid, time.monotonic())
@@ -246,7 +245,7 @@ class ForkServer:
         return message, given
 
     def _end_all(self) -> None:
-        # Without the fork server there is no report of how its children end.
+        # Without the fork server, the end of its children is not reported.
         self.is_lost = True
         for pid, child in self._running.items():
             child.signal(signal.SIGKILL)
@@ -254,17 +253,15 @@ class ForkServer:
         self._running.clear()
 
 
-# What a fork server's own process does: fork the children that its launcher asks for.
-
-# Standard input, log, reports, and what is handed over: a federation file and an identity.
+# Standard input, log, reports and handed files: a federation file and an identity.
 _MOST_HANDLES: Final = 16
 
 
 def fork_children(run: Callable[[], None]) -> None:
-    """Fork what the launcher asks for, until it is gone.
+    """Fork the children that the launcher requests, until the launcher ends.
 
     Args:
-        run: What each child does; it reads ``sys.argv``, and may end by :class:`SystemExit`.
+        run: A child's program; it reads ``sys.argv`` and may raise :class:`SystemExit`.
     """
     with socket.socket(fileno=int(sys.argv[1])) as wire:
         asked = _children_wanted(wire)
@@ -273,12 +270,12 @@ def fork_children(run: Callable[[], None]) -> None:
         code = _code_of(run)
         sys.stdout.flush()
         sys.stderr.flush()
-        # Taking Python down would write to all the memory that is shared, in every child at once.
+        # Python's shutdown would write to all shared memory, in every child at once.
         os._exit(code)
 
 
 def _children_wanted(wire: socket.socket) -> dict[str, Any] | None:
-    """Fork children until the launcher is gone, then return None; in a child, return its task."""
+    """Fork children until the launcher ends, then return None; in a child, return its request."""
     children: dict[int, int] = {}
     with selectors.PollSelector() as selector:
         selector.register(wire, selectors.EVENT_READ)
@@ -312,7 +309,7 @@ def _children_wanted(wire: socket.socket) -> dict[str, Any] | None:
 
 
 def _send(wire: socket.socket, message: Mapping[str, int], *handles: int) -> None:
-    # A launcher that is gone is noticed by the next reading.
+    # The next read notices that the launcher has ended.
     with contextlib.suppress(ConnectionError):
         socket.send_fds(wire, [json.dumps(message).encode()], handles)
 
@@ -325,7 +322,7 @@ def _report_end(wire: socket.socket, pid: int) -> None:
 
 
 def _code_of(run: Callable[[], None]) -> int:
-    """Run it as the interpreter runs a program; return the exit code."""
+    """Run a program as the interpreter does, and return its exit code."""
     try:
         run()
     except SystemExit as end:
@@ -340,8 +337,8 @@ def _code_of(run: Callable[[], None]) -> int:
 
 
 def _become(asked: Mapping[str, Any]) -> None:
-    """Make this process the one that was asked for: its files, arguments, name and group."""
-    # Ctrl-C is the launcher's to handle.
+    """Set this process's files, arguments, name and group as requested."""
+    # Ctrl-C is handled by the launcher.
     os.setpgid(0, 0)
     with contextlib.suppress(OSError):
         Path("/proc/self/comm").write_text(asked["name"], encoding="utf-8")

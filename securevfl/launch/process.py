@@ -18,8 +18,6 @@ from securevfl.core.memory import RSS_UNIT
 from securevfl.launch.child import EVENTS_VARIABLE, FAILURE_EVENT, LIFELINE_VARIABLE, MEMORY_EVENT
 from securevfl.launch.fork_server import ChildFiles, Forked, ForkServer
 
-# What became of a party's process, as the launcher sees it.
-
 _ERRORS: Final[dict[int, type[errors.SecureVflError]]] = {
     error.exit_code: error
     for error in (errors.ConfigError, errors.PartyFailedError, errors.PrivacyError)
@@ -28,10 +26,10 @@ _ERRORS: Final[dict[int, type[errors.SecureVflError]]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartyExit:
-    """How a party's process ended."""
+    """The end of a party's process."""
 
     name: str
-    """The party."""
+    """Name of the party."""
 
     exit_code: int
     """0 to 255 as the process chose; minus the signal's number when a signal ended it."""
@@ -40,8 +38,8 @@ class PartyExit:
     """Seconds from its start to its end."""
 
     peak_memory_bytes: int
-    """Largest resident memory: as the process itself reported it, or else what the system knows of
-    it, which may be what its launcher held when it started the process."""
+    """Peak resident memory as the process reported it, or else as the system measured it, which may
+    include its launcher's memory at the start."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,28 +56,26 @@ class PartyFailure:
     """Exit code for a command that reports the failure."""
 
     def error(self) -> errors.SecureVflError:
-        """Return an exception of the kind that carries :attr:`exit_code`."""
+        """Return an exception of the class for :attr:`exit_code`."""
         return _ERRORS.get(self.exit_code, errors.SecureVflError)(f"{self.party}: {self.reason}")
 
 
-# One party's process: started with its log, its pipe of reports and its lifeline.
-
-# One report is a line of figures; a longer one is no report. A run's figures grow with its parties.
+# Longest report: a line of figures, whose length grows with the number of parties.
 _MAX_LINE_BYTES: Final = 1 << 20
 _READ_BYTES: Final = 1 << 16
 # Enough of a log's end to hold the last line of a traceback.
 _TAIL_BYTES: Final = 4096
 _LOST: Final = 3
-# What a party's command exits with that SIGTERM or SIGINT has interrupted.
+# Exit code of a party's command after SIGTERM or SIGINT.
 _INTERRUPTED: Final = 130
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartyCommand:
-    """How to start one party."""
+    """The command that starts a party."""
 
     name: str
-    """The party."""
+    """Name of the party."""
 
     arguments: Sequence[str]
     """Arguments after the program, or starting with it; never a shell line."""
@@ -88,23 +84,22 @@ class PartyCommand:
     """Program to start, where no fork server forks it."""
 
     fork_server: str | None = None
-    """A module that forks what the program would be, and gives it the arguments, where the system
-    can (:mod:`securevfl.launch.fork_server`)."""
+    """Module of a fork server that forks the party with these arguments, where the system supports
+    it (:mod:`securevfl.launch.fork_server`)."""
 
     log_path: Path
-    """File that gets what the process prints."""
+    """File for the process's output."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables on top of the launcher's own."""
+    """Environment variables in addition to the launcher's."""
 
     handed: Mapping[str, bytes] = field(default_factory=dict)
-    """Contents that the process alone may read, by the argument in whose place their path stands.
-    They never have a name in the file system: what is secret is gone with the processes, however
-    these end."""
+    """Contents of nameless files that only the process may read, by the argument that their path
+    replaces. They have no name in the file system, so that secrets vanish with the processes."""
 
 
 class _Program:
-    """A program as a child of this process."""
+    """A party's program as a child of this process."""
 
     def __init__(self, command: PartyCommand, files: ChildFiles) -> None:
         paths = {name: f"/dev/fd/{handle}" for name, handle in files.handed.items()}
@@ -120,7 +115,7 @@ class _Program:
                 LIFELINE_VARIABLE: "stdin",
             },
             pass_fds=(files.events, *files.handed.values()),
-            # Ctrl-C is the launcher's to handle: it ends the parties in order.
+            # The launcher handles Ctrl-C, and ends the parties in order.
             process_group=0,
         )
         self.pid = self._process.pid
@@ -130,36 +125,33 @@ class _Program:
 
     def poll(self) -> tuple[int, int] | None:
         """Return exit code and largest resident memory in bytes, or None while it runs."""
-        return self._reap(os.WNOHANG)
+        pid, status, usage = os.wait4(self.pid, os.WNOHANG)
+        return self._reap(status, usage.ru_maxrss) if pid else None
 
     def wait(self) -> tuple[int, int]:
-        """Wait for its end; see :meth:`poll`."""
-        ended = self._reap(0)
-        assert ended is not None, "waited for"
-        return ended
+        """Wait until it has ended, and return the result of :meth:`poll`."""
+        _, status, usage = os.wait4(self.pid, 0)
+        return self._reap(status, usage.ru_maxrss)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal. Nobody else reaps it, so the number is its own."""
+        """Send a signal; only this process reaps the child, so its number is still valid."""
         os.kill(self.pid, number)
 
     def close(self) -> None:
-        """Nothing is held that :meth:`poll` has not let go of."""
+        """Do nothing: :meth:`poll` has released everything."""
 
-    def _reap(self, options: int) -> tuple[int, int] | None:
-        pid, status, usage = os.wait4(self.pid, options)
-        if not pid:
-            return None
+    def _reap(self, status: int, peak_memory: int) -> tuple[int, int]:
         code = os.waitstatus_to_exitcode(status)
         self._process.returncode = code  # so that Popen does not wait for it again
-        return code, usage.ru_maxrss * RSS_UNIT
+        return code, peak_memory * RSS_UNIT
 
 
 class PartyProcess:
-    """A started party. Its reports are read from :attr:`events_fd` as they come.
+    """A started party's process; its reports arrive at :attr:`events_fd`.
 
     Args:
-        command: How it is started.
-        fork_server: What forks it; None: it is a program of its own.
+        command: The command that starts it.
+        fork_server: Fork server that forks it; None starts a program.
     """
 
     def __init__(self, command: PartyCommand, fork_server: ForkServer | None = None) -> None:
@@ -167,7 +159,7 @@ class PartyProcess:
         self.command = command
         self._exit: PartyExit | None = None
         self.reported_failure: PartyFailure | None = None
-        """What the process itself reported before it ended."""
+        """Failure that the process has reported itself."""
         self.reports_ended = False
         """Whether the process can report nothing more."""
         if not hasattr(os, "wait4"):
@@ -210,7 +202,7 @@ class PartyProcess:
 
     @property
     def exit(self) -> PartyExit | None:
-        """How the process ended, with its own figure of memory if it reported one; None before."""
+        """How the process ended, with the memory that it reported, if any; None while it runs."""
         if self._exit is None or self._reported_memory is None:
             return self._exit
         return replace(self._exit, peak_memory_bytes=self._reported_memory)
@@ -221,9 +213,9 @@ class PartyProcess:
         return self._process.pid
 
     def read_events(self) -> list[dict[str, Any]]:
-        """Return the reports that have come in; failures are kept in :attr:`reported_failure`.
+        """Return new reports; failures are also stored in :attr:`reported_failure`.
 
-        What the process says of its own memory goes to :attr:`exit`.
+        The reported memory becomes part of :attr:`exit`.
         """
         lines = self._read_lines()
         events = [event for line in lines if isinstance(event := _parse(line), dict)]
@@ -247,9 +239,9 @@ class PartyProcess:
         return self.exit
 
     def interrupt(self) -> None:
-        """Ask the process to end; it may say farewell first.
+        """Send SIGTERM to the process, which may say farewell first.
 
-        The lifeline stays: cutting it now would interrupt the process a second time.
+        The lifeline stays open: closing it now would interrupt the process a second time.
         """
         self._signal(signal.SIGTERM)
         self._signal(signal.SIGCONT)  # a stopped process gets no signal before it continues
@@ -268,12 +260,12 @@ class PartyProcess:
 
     @property
     def was_lost(self) -> bool:
-        """Whether a signal has ended the process: it reported no error of its own."""
+        """Whether a signal has ended the process, which reported no error."""
         return self.exit is not None and (self.exit.exit_code < 0 or self._was_interrupted)
 
     @property
     def _was_interrupted(self) -> bool:
-        """Whether it was asked to end: the launcher asks only when the run is over for all."""
+        """Whether its operator interrupted it; the launcher only does so after the run."""
         asked = self.exit is not None and self.exit.exit_code == _INTERRUPTED
         return asked and self.reported_failure is None
 
@@ -283,7 +275,7 @@ class PartyProcess:
         return self.exit is not None and self.exit.exit_code == 0
 
     def own_failure(self) -> PartyFailure | None:
-        """Return the failure that this process's end stands for, or None if it ended well."""
+        """Return the failure that ended this process; None if it runs or ended well."""
         if self.exit is None or self.exit.exit_code == 0:
             return None
         if self.reported_failure is not None:
@@ -338,7 +330,7 @@ def _start_program(
     command: PartyCommand, files: ChildFiles, fork_server: ForkServer | None
 ) -> _Program | Forked:
     if fork_server is not None:
-        # One that could not load what it forks is gone: the program says itself why.
+        # A fork server that failed to load its modules has ended: the program will say why.
         with contextlib.suppress(ConnectionError):
             return fork_server.fork(command.arguments, files, name=command.name)
     return _Program(command, files)
@@ -352,7 +344,7 @@ def _parse(line: bytes) -> object:
 
 
 def _nameless(content: bytes) -> IO[bytes]:
-    """Return an open file that has no name: in memory where the system can, else unlinked."""
+    """Return an open file without a name: in memory if the system supports it, else unlinked."""
     file: IO[bytes]
     if hasattr(os, "memfd_create"):
         file = os.fdopen(os.memfd_create("securevfl"), "w+b")

@@ -1,4 +1,4 @@
-"""Start one process per party on this machine; the first failure ends them all."""
+"""Parties' processes on this machine: run to their end, or kept running, on a reserved port."""
 
 import selectors
 import socket
@@ -15,16 +15,14 @@ from securevfl.launch import fork_server
 from securevfl.launch.fork_server import ForkServer
 from securevfl.launch.process import PartyCommand, PartyExit, PartyFailure, PartyProcess
 
-# A port for a run on one machine, kept free until the run is over.
-
 
 @contextmanager
 def reserved_port(host: str = "127.0.0.1") -> Iterator[int]:
-    """Yield a TCP port of ``host`` that no other program gets meanwhile.
+    """Yield a TCP port of ``host`` that no other program gets in the block.
 
-    On Linux a socket that is bound, and does not listen, keeps the system from giving the port to
-    a program that asks for some port; a server that asks for this one gets it, since both allow
-    addresses to be reused. Elsewhere the port is only free now, and the primary says so if another
+    On Linux, a bound socket that does not listen keeps the system from giving the port to a program
+    that asks for any port; a server that asks for this port gets it, since both sockets allow reuse
+    of addresses. Elsewhere the port is only free at first, and the primary reports it if another
     process was faster.
 
     Raises:
@@ -40,18 +38,16 @@ def reserved_port(host: str = "127.0.0.1") -> Iterator[int]:
         yield port
 
 
-# Start one process per party on this machine; the first failure ends them all and is raised.
-
 OnEvent = Callable[[str, Mapping[str, Any]], None]
 Again = Callable[[PartyCommand, PartyFailure | None], PartyCommand | None]
 """Returns how a party that was killed is started again, or, without a failure, one that ended well
 and may be needed once more; None: it is not."""
 MayBeMissing = Callable[[str], bool]
-"""Says, by a party's name, whether the run continues, or has ended well, without it."""
+"""Called with a party's name; returns whether the run can continue, or end well, without it."""
 
-# How long the other parties may take to hear of a failure and to end by themselves.
+# Seconds for the other parties to notice a failure and end.
 GRACE_S: Final = 5.0
-# And then, to end when they are asked to.
+# Seconds for them to end after SIGTERM.
 _TERMINATE_S: Final = 2.0
 # Process ends are noticed within this time, reports at once.
 _POLL_S: Final = 0.05
@@ -68,29 +64,29 @@ def run_party_processes(
     may_be_missing: MayBeMissing = lambda _name: False,
     grace_s: float = GRACE_S,
 ) -> dict[str, PartyExit]:
-    """Run every party to its end, together.
+    """Run all parties together until they end.
 
-    No process outlives this call, however it ends: they get ``grace_s`` to end by themselves
-    after a failure, are then asked to, and then killed. If the launcher itself is killed, they
-    notice by their lifeline (:func:`securevfl.launch.child.end_with_launcher`).
+    No process outlives this call. After a failure, processes have ``grace_s`` seconds to end; then
+    they get SIGTERM, then SIGKILL. If the launcher itself is killed, they notice by their lifeline
+    (:func:`securevfl.launch.child.end_with_launcher`).
 
     Args:
-        commands: One a party.
-        deadline_s: Seconds for all of it.
-        on_event: Gets each report of a party, as ``on_event(name, event)``, in this thread.
-        again: Asked about each party that a signal has ended, and after these about each that has
-            ended well, until the last has.
-        may_be_missing: Asked about each party that was lost, and about each that still runs: a run
-            does not fail with such a party, and does not wait for it. One that fails by an error
-            of its own (exit code 1, 2 or 4) ends the run all the same.
+        commands: One command for each party.
+        deadline_s: Seconds for the whole run.
+        on_event: Called with each report of a party, as ``on_event(name, event)``, in this thread.
+        again: Called for each party that a signal has ended, then for each that has ended well,
+            until all have ended well.
+        may_be_missing: Called for each lost party, and each that still runs: if True, the run does
+            not fail with the party and does not wait for it. A party that fails by its own error
+            (exit code 1, 2 or 4) still ends the run.
         grace_s: Seconds between a failure and the end of the others.
 
     Returns:
-        How each ended, by name; all with exit code 0, but for those that may be missing.
+        How each party ended, by name; with exit code 0, except parties that may be missing.
 
     Raises:
-        SecureVflError: The kind that fits the exit code of the party where the failure began,
-            naming it and the reason: 2 ConfigError, 3 PartyFailedError, 4 PrivacyError.
+        SecureVflError: Of the class for the exit code of the party where the failure began (2
+            ConfigError, 3 PartyFailedError, 4 PrivacyError), naming the party and the reason.
 
     Reveals:
         To the user of this machine: every party's reports.
@@ -119,7 +115,7 @@ def run_party_processes(
 
 
 class Launch:
-    """The processes of one run."""
+    """Processes of one run, with their fork servers."""
 
     def __init__(self, on_event: OnEvent | None) -> None:
         self.parties: list[PartyProcess] = []
@@ -128,14 +124,14 @@ class Launch:
         self._fork_servers: dict[tuple[object, ...], ForkServer] = {}
 
     def start(self, command: PartyCommand) -> PartyProcess:
-        """Start a party, and hear its reports from now on."""
+        """Start a party, and read its reports from now on."""
         party = PartyProcess(command, self._fork_server_for(command))
         self.parties.append(party)
         self._selector.register(party.events_fd, selectors.EVENT_READ, party)
         return party
 
     def forget(self, party: PartyProcess) -> None:
-        """Let go of a process that has ended."""
+        """Remove a process that has ended."""
         self.parties.remove(party)
         party.close()
 
@@ -147,7 +143,7 @@ class Launch:
         again: Again | None,
         may_be_missing: MayBeMissing,
     ) -> PartyFailure | None:
-        """Wait until all that must have ended well, one of them has failed, or time is over."""
+        """Wait until the required parties have ended well, one has failed, or time is over."""
         while late := [
             party.name
             for party in self.parties
@@ -165,10 +161,10 @@ class Launch:
         return self._first_failure(may_be_missing)
 
     def wind_up(self, failure: PartyFailure, *, grace_s: float) -> PartyFailure:
-        """Let the others end by themselves, and return where the failure really began.
+        """Give the others time to end, and return the failure where it really began.
 
-        The party that ends first is often not the first that failed: it may have heard of
-        the failure. A party that names itself, or that a signal ended, is where it began.
+        The party that ends first is often not the first that failed, but was notified of the
+        failure. It began at a party that names itself, or that a signal ended.
         """
         deadline = time.monotonic() + grace_s
         while any(party.exit is None for party in self.parties) and time.monotonic() < deadline:
@@ -183,7 +179,7 @@ class Launch:
         return failure
 
     def end_all(self) -> None:
-        """End what still runs: first by asking, then by force; reap and close everything."""
+        """End all running processes, by SIGTERM and then SIGKILL; reap and close everything."""
         running = [party for party in self.parties if party.poll() is None]
         for party in running:
             party.interrupt()
@@ -198,12 +194,12 @@ class Launch:
         self._selector.close()
 
     def turn(self, *, silent: bool = False) -> None:
-        """Hand on what has been reported, and notice who has ended; wait for it a moment."""
+        """Wait a moment for reports and ended processes, and handle them."""
         for key, _ in self._selector.select(_POLL_S):
             self._hand_on(key.data, silent=silent)
         for party in self.parties:
             if party.exit is None and party.poll() is not None and not party.reports_ended:
-                self._hand_on(party, silent=silent)  # what it reported just before it ended
+                self._hand_on(party, silent=silent)  # reports from just before its end
         listened = {key.fd: key.data for key in self._selector.get_map().values()}
         for number, party in listened.items():
             if party.reports_ended or party.exit is not None:
@@ -212,7 +208,7 @@ class Launch:
     def _fork_server_for(self, command: PartyCommand) -> ForkServer | None:
         if command.fork_server is None or not fork_server.is_offered():
             return None
-        # What a library reads from the environment, it reads as it loads.
+        # Libraries read the environment when they are loaded.
         kind = (command.fork_server, *sorted(command.environment.items()))
         if kind in self._fork_servers and self._fork_servers[kind].is_lost:
             self._fork_servers.pop(kind).close()
@@ -220,7 +216,7 @@ class Launch:
             try:
                 self._fork_servers[kind] = ForkServer(command.fork_server, command.environment)
             except OSError:
-                return None  # nor can the program be started then, and that says why
+                return None  # starting the program will fail too, and say why
         return self._fork_servers[kind]
 
     def _hand_on(self, party: PartyProcess, *, silent: bool) -> None:
@@ -241,25 +237,23 @@ class Launch:
             failure = party.own_failure()
             if failure is None:
                 continue
-            # An error of its own concerns all others, who must be shown it.
+            # A party's own error concerns all others, and ends the run.
             if failure.exit_code in _OF_ITS_OWN or not may_be_missing(party.name):
                 return failure
         return None
 
 
-# Keep one process per party running on this machine: one that ends is started again.
-
 # A process that ends at once is not started again at once.
 _FIRST_PAUSE_S: Final = 0.5
 _LONGEST_PAUSE_S: Final = 30.0
-# Whoever has run so long ended for a reason of its own time.
+# A process that has run for so long is restarted after the shortest pause.
 _STEADY_S: Final = 60.0
 
 OnEnd = Callable[[str, str], None]
 
 
 class KeptProcesses:
-    """The processes, as long as they are kept."""
+    """Processes that are started again whenever they end."""
 
     def __init__(
         self, commands: Sequence[PartyCommand], *, on_event: OnEvent, on_end: OnEnd
@@ -267,22 +261,22 @@ class KeptProcesses:
         self._commands = {command.name: command for command in commands}
         self._on_end = on_end
         self.launch = Launch(on_event)
-        """Those that run now."""
+        """The running processes."""
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="securevfl-keeper", daemon=True)
 
     def start(self) -> None:
-        """Start all of them.
+        """Start all processes.
 
         Raises:
-            ConfigError: If one cannot be started.
+            ConfigError: If a process cannot be started.
         """
         for command in self._commands.values():
             self.launch.start(command)
         self._thread.start()
 
     def end(self) -> None:
-        """End all of them: first by asking, then by force."""
+        """End all processes, first by SIGTERM, then by SIGKILL."""
         self._ending.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -312,16 +306,18 @@ class KeptProcesses:
 def keeping(
     commands: Sequence[PartyCommand], *, on_event: OnEvent, on_end: OnEnd
 ) -> Iterator[KeptProcesses]:
-    """Keep parties running while the block is at work; none outlives it.
+    """Keep parties running in the block; no process outlives it.
 
     Args:
-        commands: One a party.
-        on_event: Gets each report of a party, as ``on_event(name, event)``, in another thread.
-        on_end: Gets the name of each process that has ended, and why; it is started again after a
-            pause of half a second, twice as long each time up to half a minute.
+        commands: One command for each party.
+        on_event: Called with each report of a party, as ``on_event(name, event)``, in another
+            thread.
+        on_end: Called with the name of each process that has ended, and the reason. It is started
+            again after half a second, and after twice the last pause each further time, up to half
+            a minute.
 
     Raises:
-        ConfigError: If one cannot be started.
+        ConfigError: If a process cannot be started.
 
     Reveals:
         To the user of this machine: every party's reports.

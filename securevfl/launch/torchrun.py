@@ -1,4 +1,4 @@
-"""Several processes that were started together, by torchrun or as CrypTen's launcher does it."""
+"""Processes that torchrun or CrypTen's launcher has started together."""
 
 import hashlib
 import os
@@ -11,7 +11,7 @@ from securevfl.core.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Started:
-    """One of several processes that were started together, one a party."""
+    """One of several processes that were started together, one for each party."""
 
     rank: int
     """Position among them from 0 on; 0 is the primary."""
@@ -23,20 +23,21 @@ class Started:
     """Name of this start of them all: no other has the same."""
 
     place: Path
-    """A folder in which they may tell each other who they are; it may not be there yet."""
+    """Folder for exchanging identities; it may not exist yet."""
 
     def meeting(self, folder: Path) -> Path:
-        """Return the file by which they find one another, in a folder of all of them."""
+        """Return the file by which the processes find one another, in a folder that they share."""
         return folder / f"meeting-{self.name}"
 
 
 def detect_torchrun() -> Started | None:
-    """Return which of several processes this is; None where it is the only one.
+    """Return this process's place among those started together; None if it is the only one.
 
-    ``RANK``, ``WORLD_SIZE`` and ``RENDEZVOUS`` say so as to CrypTen, or torchrun's variables.
+    It is read from CrypTen's variables ``RANK``, ``WORLD_SIZE`` and ``RENDEZVOUS``, or from
+    torchrun's.
 
     Raises:
-        ConfigError: If they are on several machines.
+        ConfigError: If the processes are on several machines.
     """
     environment = os.environ
     by_file = {"RANK", "WORLD_SIZE", "RENDEZVOUS"} <= environment.keys()
@@ -59,7 +60,7 @@ def detect_torchrun() -> Started | None:
             "torchrun: all parties of a program must be on one machine; use --nproc-per-node, "
             "not --nnodes, or run securevfl party on each machine"
         )
-    # The agent that has started them all, where it listens, and how often it has started them.
+    # The starting agent's process, its port, and the number of restarts.
     name = (
         f"{os.getppid()}-{environment['MASTER_PORT']}-{environment['TORCHELASTIC_RESTART_COUNT']}"
     )

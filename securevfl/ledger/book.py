@@ -1,12 +1,18 @@
-"""The lines of a ledger read: sessions, runs, totals and the owner's limit.
+"""The content of a ledger's lines: sessions, runs, totals and the owner's limits.
 
-A run is all sessions with one id: the first, and those that resumed it. Runs add up, and so do a
-run's sessions; but sessions of a frozen run that continue one and the same release (the same
-links, secret sample and encoder) are parts of one fixed answer, and cost what the answer costs.
-Requests for predictions of a model whose secondaries count the releases of each record are parts of
-one adaptive answer: together they cost what the promised number of releases costs. No epsilon
-bounds a program that has read the table. Where a ledger was restored from a copy, each promise that
-may have been used since counts once more, in full.
+An ``open`` line holds a session's plan, a ``charge`` line one release, ``fit`` the fitting of a
+frozen encoder, ``link-count`` a report of linked rows, ``release`` the digest of a frozen run's
+release, ``labels`` a release of labels to secondaries, ``program`` a program that reads the table,
+``limit`` and ``programs`` the owner's choices, and ``restored`` the promises that a restored copy
+may lack. ``countersigned`` and ``forgotten`` lines are about other parties' ledgers.
+
+A run consists of all sessions with one id: the first, and those that resumed it. The costs of runs
+add up, and so do those of a run's sessions, with two exceptions. Sessions of a frozen run that
+continue the same release (the same links, secret sample and encoder) are parts of one fixed answer,
+and together cost as much as that answer. Requests for predictions of a model whose secondaries
+count the releases of each record are parts of one adaptive answer, and together cost as much as the
+promised number of releases. No epsilon bounds a program that has read the table. If a ledger was
+restored from a copy, each promise that may have been used since counts once more, in full.
 """
 
 import math
@@ -21,11 +27,12 @@ from jaxtyping import Int64
 
 from securevfl.core import checks
 from securevfl.core.errors import BudgetExceededError, ConfigError, PrivacyError
+from securevfl.core.formatting import finite_or_none
 from securevfl.core.settings import read_settings
 from securevfl.dp.accountant import epsilon_of
 from securevfl.dp.events import GaussianRelease, Release
 from securevfl.dp.gaussian import gaussian_noise_multiplier
-from securevfl.dp.labels import LabelRelease
+from securevfl.dp.labels import LabelRelease, LabelTotal, labels_total
 from securevfl.dp.privacy import Privacy, UnitName
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.ledger.countersigning import COUNTERSIGNED, END, FORGOTTEN, OtherLedgers
@@ -37,20 +44,19 @@ PROGRAM: Final = "program"
 RESTORED: Final = "restored"
 """Kind of a line that books what may be missing in a copy."""
 
-# How often each row was released, and row ids in few characters.
 
 MOST_ROWS: Final = 2**31
 """More rows than any table has; an id above it is not one."""
 
 
 class ReleaseCounts:
-    """How often each row was released: one small number a row."""
+    """The number of releases of each row."""
 
     def __init__(self) -> None:
         self._counts = np.zeros(0, dtype=np.int32)
 
     def most_with(self, rows: Int64[np.ndarray, " batch"]) -> int:
-        """Return the most releases that one of these rows would have with this one."""
+        """Return the largest release count among these rows if they were released once more."""
         self._reach(int(rows.max()))
         ids, counts = np.unique(rows, return_counts=True)
         return int((self._counts[ids] + counts).max())
@@ -72,7 +78,7 @@ class ReleaseCounts:
 
 
 def ranges_of(rows: Int64[np.ndarray, " batch"]) -> list[tuple[int, int]]:
-    """Return ids as ranges with both ends in them."""
+    """Return ids as inclusive ranges."""
     ids = np.unique(rows)
     ends = np.flatnonzero(np.diff(ids) != 1)
     first, last = ids[np.append(0, ends + 1)], ids[np.append(ends, len(ids) - 1)]
@@ -80,10 +86,10 @@ def ranges_of(rows: Int64[np.ndarray, " batch"]) -> list[tuple[int, int]]:
 
 
 def ranges_from(written: Iterable[Iterable[int]], *, rows: int) -> list[tuple[int, int]]:
-    """Read what :func:`ranges_of` has made of so many rows.
+    """Read the ranges of :func:`ranges_of`, which must hold ``rows`` rows.
 
     Raises:
-        ValueError: If these are no ranges, or not of so many rows.
+        ValueError: If they are not valid ranges of ``rows`` rows.
     """
     ranges = [(int(first), int(last)) for first, last in written]
     sizes = [last - first + 1 for first, last in ranges if 0 <= first <= last < MOST_ROWS]
@@ -91,8 +97,6 @@ def ranges_from(written: Iterable[Iterable[int]], *, rows: int) -> list[tuple[in
         raise ValueError(f"released: is not {rows} rows in ranges")
     return ranges
 
-
-# What the lines of a ledger say: sessions, runs, what they cost together, and the owner's limit.
 
 VERSION: Final = 5
 """Format version of the lines that this program writes, and the only one that it reads."""
@@ -103,18 +107,18 @@ _TEXTS: Final = ("run", "federation", "settings", "party", "time")
 
 @dataclass(kw_only=True)
 class Session:
-    """What was planned when the ledger was opened, and what has been released since."""
+    """A session of a run: its plan, and its releases so far."""
 
     run: str
     """The run's id."""
     federation: str
-    """Its federation's name."""
+    """Name of the run's federation."""
     settings: str
     """Digest of the federation file's settings."""
     party: str
     """Name of the table's party in the federation."""
     time: str
-    """When it began, in UTC."""
+    """Start of the session, in UTC."""
     plan: ReleasePlan
     noise_share_std: float
     """``tau``; 0 adds no noise."""
@@ -122,29 +126,28 @@ class Session:
     """Id of the run whose kept model predicts in this session; empty for a session that trains."""
 
     counts: str | None = None
-    """Where records are counted: the head of what counts them, at the last release; None at the
-    primary, which has no records."""
+    """Head of the record counts at the last release; None without counts."""
     fits: int = 0
-    """Fittings of a frozen encoder."""
+    """Number of fittings of a frozen encoder."""
     link_counts: int = 0
-    """Answers on how many rows are linked."""
+    """Number of reports of linked rows."""
     linked_rows: int | None = None
     """Linked-row count that a secondary has reported; None before that, and at the primary."""
     rounds: int = 0
     row_releases: int = 0
     passes: int = 0
-    """Most rounds that one row was in."""
+    """Largest number of rounds with the same row."""
     updates: int = 0
     last_round: int = 0
     release: str | None = None
-    """Digest of what a frozen run's release is made with; None before it is named."""
+    """Digest of a frozen run's release (links, sample, encoder); None before it is booked."""
     released: list[tuple[int, int]] = field(default_factory=list)
     """Rows that a frozen session released, in ranges with both ends in them."""
     labels: list[LabelRelease] = field(default_factory=list)
-    """Releases of the primary's labels to secondaries: another promise, never in epsilon."""
+    """Releases of the primary's labels to secondaries, which have their own epsilon."""
     lost: bool = False
-    """True if the session stands for all that a run or a model may have released without a line,
-    as its ledger was restored from a copy."""
+    """True if the session stands for everything that a run or model may have released without a
+    line, since its ledger was restored from a copy."""
     _known: tuple[tuple[int, ...], list[Release]] | None = field(
         default=None, init=False, repr=False, compare=False
     )
@@ -154,15 +157,15 @@ class Session:
         checks.non_negative(noise_share_std=self.noise_share_std)
 
     @property
-    def frozen(self) -> bool:
+    def releases_once(self) -> bool:
         """Whether the session's releases are parts of one fixed answer."""
-        return self.plan.privacy.encoder == "frozen"
+        return self.plan.privacy.regime.releases_once
 
     @property
     def counts_records(self) -> bool:
-        """Whether all requests to the model are parts of one answer, in which records are counted.
+        """Whether a record's number of releases is limited over all requests to the model.
 
-        The session then goes on with one request after another.
+        All requests are then parts of one answer, in one session.
         """
         return self.plan.releases_per_record is not None
 
@@ -172,14 +175,14 @@ class Session:
         return self.fits + self.rounds + self.link_counts > 0
 
     def goes_on_with(self, plan: ReleasePlan) -> bool:
-        """Return whether another request with that plan is under the same promise."""
+        """Return whether this session can continue with another request of that plan."""
         sizes = {name: getattr(plan, name) for name in ("rounds", "rows_per_round", "row_releases")}
         return self.counts_records and replace(self.plan, **sizes) == plan
 
     def book(self, *, round_number: int, rows: int, passes: int, purpose: str) -> None:
         """Count a round."""
         self.rounds += 1
-        self.updates += purpose == "train" and self.plan.privacy.encoder == "dp-trained"
+        self.updates += purpose == "train" and self.plan.privacy.regime.noises_updates
         self.row_releases += rows
         self.passes = max(self.passes, passes)
         self.last_round = round_number
@@ -187,7 +190,7 @@ class Session:
     def with_more(
         self, *, rounds: int, rows: int, passes: int, fits: int = 0, link_counts: int = 0
     ) -> "Session":
-        """Return the session as it would be with so many more releases."""
+        """Return the session as it would be with further releases."""
         return replace(
             self,
             fits=self.fits + fits,
@@ -198,11 +201,12 @@ class Session:
         )
 
     def continues_in(self, later: "Session") -> bool:
-        """Return whether a later session made further parts of the same fixed answer."""
-        # One that fitted and released nothing revealed nothing: what it fitted is lost.
+        """Return whether a later session released further parts of the same fixed answer."""
+        # A session that fitted an encoder but released nothing has revealed nothing; its encoder is
+        # lost.
         only_fitted = self.release is None and self.rounds == 0
         return (
-            self.frozen
+            self.releases_once
             and not self.lost
             and not later.lost
             and later.release is not None
@@ -214,10 +218,10 @@ class Session:
         )
 
     def events(self) -> list[Release]:
-        """Return what the session released, for an accountant.
+        """Return the session's releases for an accountant.
 
         Reveals:
-            Nothing: it computes what was released before.
+            Nothing: it is computed from earlier releases.
         """
         booked = self.fits, self.link_counts, self.rounds, self.row_releases, self.passes
         if self._known is None or self._known[0] != booked:
@@ -226,13 +230,13 @@ class Session:
 
     def _events(self) -> list[Release]:
         if self.lost and self.model:
-            # Requests that nobody knows of, within what all of a model may spend.
+            # Unknown requests, within the budget of all the model's predictions.
             privacy = self.plan.privacy
             sound = privacy.accounting == "sound"
             epsilon = (sound and privacy.epsilon) or self.plan.epsilon(self.noise_share_std)
             multiplier = gaussian_noise_multiplier(epsilon=epsilon, delta=privacy.delta)
             return [GaussianRelease(noise_multiplier=multiplier)]
-        # A release of a fitted encoder has its fitting behind it, in any session.
+        # Releases of a fitted encoder include its fitting, in any session.
         before: list[Release] = []
         if self.fits + self.rounds:
             before += self.plan.fitting_releases()
@@ -251,15 +255,15 @@ class Session:
         ]
 
     def promise(self, *, run: str, model: str, time: str) -> "Session":
-        """Return a session that released all that was promised of this one's run or model.
+        """Return a session that has released everything promised for this one's run or model.
 
         Args:
-            run: Its own id; this one's for the training of a run.
+            run: The new session's run id; this session's for the training of a run.
             model: Id of the run whose model predicted; empty for training.
-            time: When it is booked, in UTC.
+            time: Time of booking, in UTC.
         """
         privacy, plan = self.plan.privacy, self.plan
-        # Predictions that only their number bounds may have shown anything.
+        # Predictions without an epsilon, bounded in number only, may have revealed anything.
         sound = privacy.epsilon is not None and privacy.accounting == "sound"
         bounded = sound or not self.model or self.counts_records
         own = Session(
@@ -278,7 +282,7 @@ class Session:
         )
 
     def opening(self) -> dict[str, Any]:
-        """Return its ``open`` line."""
+        """Return the session's ``open`` line."""
         return {
             "kind": "open",
             "version": VERSION,
@@ -289,37 +293,37 @@ class Session:
         }
 
     def shares_budget_with(self, other: "Session") -> bool:
-        """Return whether one epsilon is kept by both: of one run, or of one model's predictions."""
+        """Return whether both share a budget: sessions of one run, or one model's predictions."""
         return self.model == other.model if self.model else self.run == other.run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limit:
-    """What the owner of a table lets all runs on it spend together, for one unit."""
+    """The owner's limit of what all runs on a table may spend together, for one unit."""
 
     unit: UnitName
     epsilon: float
     delta: float
-    """At which epsilon is taken; no federation file changes it."""
+    """Delta at which the limit's epsilon holds; no federation file changes it."""
     time: str = ""
-    """When it was set, in UTC."""
+    """Time when the limit was set, in UTC."""
 
     def __post_init__(self) -> None:
         Privacy(epsilon=self.epsilon, delta=self.delta, unit=self.unit)
 
     def line(self) -> dict[str, Any]:
-        """Return its ``limit`` line."""
+        """Return the ledger's ``limit`` line."""
         return {"kind": "limit", "version": VERSION, **asdict(self)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProgramUse:
-    """A program that read a table: what it opens to others, no epsilon bounds."""
+    """A program that has read a table; no epsilon bounds what it reveals."""
 
     run: str
     """Id of the session in which it ran."""
     federation: str
-    """Its federation's name."""
+    """Name of the session's federation."""
     party: str
     """Name of the table's party in the federation."""
     program: str
@@ -327,16 +331,16 @@ class ProgramUse:
     peers: Mapping[str, str]
     """Public identity of each other party that took part, by name."""
     time: str
-    """When it was booked, in UTC."""
+    """Time of booking, in UTC."""
 
     def line(self) -> dict[str, Any]:
-        """Return its ``program`` line."""
+        """Return the ledger's ``program`` line."""
         return {"kind": PROGRAM, "version": VERSION, **asdict(self)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outlook:
-    """What a run may spend, and what was spent on the same table before it."""
+    """The planned spending of a run, and earlier spending on the same table."""
 
     epsilon: float
     """Epsilon of the run when all that is planned is released; infinite: no bound."""
@@ -352,36 +356,36 @@ class Outlook:
 
 
 class LedgerBook:
-    """The content of a ledger, line by line."""
+    """The content of a ledger, built line by line."""
 
     def __init__(self) -> None:
         self.sessions: list[Session] = []
-        """In the order in which they began."""
+        """All sessions, in the order of their start."""
         self.limits: dict[str, Limit] = {}
-        """The newest by unit."""
+        """The newest limit of each unit."""
         self.programs: list[ProgramUse] = []
-        """In the order in which they ran."""
+        """Programs that have read the table, in order."""
         self.programs_allowed: bool | None = None
         """Whether the owner lets programs read the table; None: unless there is a limit."""
         self.others = OtherLedgers()
-        """What is remembered of other parties' ledgers."""
+        """Remembered ledgers of other parties."""
         self._met: set[str] = set()
         """Runs that parties have countersigned at any point."""
         self._ended: set[str] = set()
-        """Those that they have countersigned to the end."""
+        """Runs that parties have countersigned at their end."""
 
     def read(self, entries: Iterable[Mapping[str, Any]], *, where: str) -> None:
-        """Take in all lines of a file.
+        """Add all lines of a file.
 
         Raises:
-            ConfigError: If they are of another version of the format.
-            PrivacyError: If one is no ledger's line.
+            ConfigError: If they are of another format version.
+            PrivacyError: If a line is not valid.
         """
         for number, entry in enumerate(entries, 1):
             self.take(entry, where=f"{where}, line {number}")
 
     def take(self, entry: Mapping[str, Any], where: str) -> None:
-        """Take in a line; see :meth:`read`."""
+        """Add a line; see :meth:`read`."""
         kind = entry.get("kind")
         reader = _KINDS.get(kind) if isinstance(kind, str) else None
         if reader is None or not (self.sessions or kind in _FIRST):
@@ -399,12 +403,12 @@ class LedgerBook:
 
     @property
     def units(self) -> list[str]:
-        """Units that anything was spent or limited for."""
+        """Units with any spending or limit."""
         spent = [session.plan.privacy.unit for session in self.sessions if session.has_spent]
         return sorted({*spent, *self.limits})
 
     def runs(self, *, unit: str | None = None) -> dict[str, list[Session]]:
-        """Return the sessions that spent anything, by run; of one unit or of all."""
+        """Return the sessions with spending, by run; of one unit, or of all."""
         sessions_by_run: dict[str, list[Session]] = {}
         for session in self.sessions:
             if session.has_spent and unit in (None, session.plan.privacy.unit):
@@ -412,9 +416,9 @@ class LedgerBook:
         return sessions_by_run
 
     def total(self, unit: str, *, delta: float) -> float:
-        """Return epsilon of everything that was spent for a unit, at ``delta``; rounded up.
+        """Return the epsilon of all spending for a unit at ``delta``, rounded up.
 
-        It is infinite where a program has read the table.
+        It is infinite if a program has read the table.
         """
         return math.inf if self.programs else self._of_runs(unit, delta=delta)
 
@@ -424,7 +428,7 @@ class LedgerBook:
         )
 
     def epsilon_left(self, unit: str) -> float | None:
-        """Return what a unit's limit leaves; programs that are allowed take nothing of it."""
+        """Return the epsilon left of a unit's limit; allowed programs do not reduce it."""
         limit = self.limits.get(unit)
         if limit is None:
             return None
@@ -434,18 +438,18 @@ class LedgerBook:
 
     @property
     def allows_programs(self) -> bool:
-        """Whether the owner lets programs read the table: unless it has a limit, or says so."""
+        """Whether programs may read the table: the owner's choice, or else without a limit."""
         return not self.limits if self.programs_allowed is None else self.programs_allowed
 
     def require_program(self, party: str) -> None:
-        """Refuse a program that the table's owner does not let read it.
+        """Refuse a program unless the table's owner allows programs.
 
         Args:
-            party: What the federation calls the table's party.
+            party: Name of the table's party in the federation.
 
         Raises:
             BudgetExceededError: If the owner refuses programs, or has set a limit and not allowed
-                them beside it.
+                them.
         """
         if self.allows_programs:
             return
@@ -456,11 +460,12 @@ class LedgerBook:
         )
 
     def open_promises(self) -> list[dict[str, str]]:
-        """Return what may have been released since this file was copied, as lines have it.
+        """Return promises that may have been used since this file was copied, in a line's format.
 
-        Of each run that began: its training, unless its end is countersigned here, and all
-        predictions of its model. Of each model that was asked: all its predictions. A run whose
-        session neither met the others nor charged anything began only if it is the last one.
+        For each run that has begun: its training, unless its end is countersigned here, and all
+        predictions of its model. For each model with requests: all its predictions. A run whose
+        session has neither met the others nor charged anything counts as begun only if it is the
+        last one.
         """
         own = [session for session in self.sessions if not session.lost]
         runs = {
@@ -475,17 +480,17 @@ class LedgerBook:
         ]
 
     def limit_covers(self, after: Session) -> bool:
-        """Return whether the owner's limit allows the newest session to become ``after``."""
+        """Return whether the owner's limit would cover the newest session as ``after``."""
         total = self.limited_total(after)
         return not self.limits or (
             total is not None and total <= self.limits[after.plan.privacy.unit].epsilon
         )
 
     def limited_total(self, after: Session) -> float | None:
-        """Return what all runs would have spent at the limit's delta; None without one.
+        """Return the epsilon that all runs would have spent at the limit's delta; None without one.
 
         Args:
-            after: What the newest session would become.
+            after: The newest session as it would be.
         """
         unit = after.plan.privacy.unit
         limit = self.limits.get(unit)
@@ -497,19 +502,19 @@ class LedgerBook:
         return epsilon_of_sessions([*earlier, after], delta=limit.delta)
 
     def outlook(self, own: Session, whole: Session, *, budget: float | None) -> Outlook:
-        """Return what a run may spend, and what was spent before it.
+        """Return a run's planned spending, and the spending before it.
 
         Args:
-            own: Its session, the newest.
-            whole: The same with everything released that is planned.
-            budget: Which epsilon it keeps with the run's other sessions; None for none.
+            own: The run's newest session.
+            whole: The session with everything planned released.
+            budget: Epsilon that the run's sessions keep together; None without one.
         """
         privacy = own.plan.privacy
         others = [session for session in self.sessions if session.plan.privacy.unit == privacy.unit]
         before = [session for session in others if session.run != own.run]
         mine = [session for session in others if session.run == own.run and session is not own]
         epsilon = epsilon_of_sessions([*mine, whole], delta=privacy.delta)
-        # A resumed run asks before every release, and stops within its budget.
+        # A resumed run checks before every release, and stops within its budget.
         epsilon = epsilon if budget is None else min(epsilon, budget)
         programs = math.inf if self.programs else 0.0
         return Outlook(
@@ -545,7 +550,7 @@ class LedgerBook:
             purpose=entry["purpose"],
         )
         session.counts = str(entry["counts"]) if "counts" in entry else None
-        if session.frozen:
+        if session.releases_once:
             session.released += ranges_from(entry["released"], rows=entry["rows"])
 
     def _fit(self, _entry: Mapping[str, Any]) -> None:
@@ -584,13 +589,13 @@ class LedgerBook:
         for promise in entry["promises"]:
             run, model = str(promise["run"]), str(promise["model"])
             known = [other for other in self.sessions if not other.lost]
-            # A model that was not asked before the copy was made counts as its training does.
+            # A model without requests before the copy counts as its training does.
             asked = [other for other in known if model and other.model == model]
             last = (asked or [other for other in known if other.run == (model or run)])[-1]
             self.sessions.append(last.promise(run=run, model=model, time=str(entry["time"])))
 
     def _of_others(self, entry: Mapping[str, Any]) -> None:
-        """Take in what concerns other parties' ledgers: it charges nothing."""
+        """Add a line about other parties' ledgers, which charges nothing."""
         self.others.take(entry)
         if entry["kind"] == COUNTERSIGNED:
             self._met.add(str(entry["run"]))
@@ -615,25 +620,25 @@ _KINDS: Final[Mapping[str, Callable[[LedgerBook, Mapping[str, Any]], None]]] = {
 """Method that adds each kind of line to a book."""
 
 _FIRST: Final = ("open", "limit", PROGRAM, "programs", RESTORED)
-"""Kinds that are no part of a run before them, as a ledger's first line is; they carry the format's
-version."""
+"""Kinds of lines that do not belong to an earlier run, so that they may be a ledger's first line;
+they have the format's version."""
 
 
 def run_after(entry: Mapping[str, Any], run: str) -> str:
-    """Return whose lines follow from this one on; empty: no run's.
+    """Return the run that lines belong to from this one on; empty: no run.
 
     Args:
         entry: A line.
-        run: Id of the run whose lines came before it.
+        run: Id of the run that the previous line belongs to.
     """
     return str(entry.get("run", "")) if entry["kind"] in _FIRST else run
 
 
 def epsilon_of_sessions(sessions: Sequence[Session], *, delta: float) -> float:
-    """Return epsilon of all sessions together, at ``delta``; rounded up, infinite without noise.
+    """Return the epsilon of all sessions together at ``delta``, rounded up; infinite without noise.
 
     Raises:
-        ConfigError: If nothing is left of delta for the accounting.
+        ConfigError: If delta is too small for the accounting.
     """
     parts: dict[str, list[Session]] = {}
     for session in sessions:
@@ -662,14 +667,14 @@ def epsilon_of_sessions(sessions: Sequence[Session], *, delta: float) -> float:
         if part.counts_records:
             counted.setdefault(part.run if part.lost else part.model, []).append(part)
         elif part.model and not part.lost:
-            # Requests are many and alike: equal releases are composed as one made so often.
+            # Many requests are equal, so equal releases are composed as one with a count.
             asked.update(part.events())
         else:
             events += part.events()
     events += [replace(event, count=event.count * times) for event, times in asked.items()]
     for own in counted.values():
-        # No record was released more often than the largest N that was promised, and never with
-        # less noise over its effect than in the session that had the least.
+        # No record was released more often than the largest promised N, and never with a smaller
+        # noise multiplier than in the session with the smallest.
         most = max(session.plan.releases_per_record or 0 for session in own)
         plans = [
             (replace(session.plan, releases_per_record=most), session.noise_share_std)
@@ -678,3 +683,87 @@ def epsilon_of_sessions(sessions: Sequence[Session], *, delta: float) -> float:
         least = min(plan.release_multiplier(share_std) for plan, share_std in plans)
         events.append(GaussianRelease(noise_multiplier=least))
     return epsilon_of(events, delta=delta)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LabelsSpent(LabelTotal):
+    """Label releases of all runs on a table."""
+
+    runs: int
+
+
+def labels_spent(sessions: Iterable[Session]) -> LabelsSpent | None:
+    """Return the total of the sessions' label releases; None without any."""
+    released = [session for session in sessions if session.labels]
+    total = labels_total(label for session in released for label in session.labels)
+    if total is None:
+        return None
+    return LabelsSpent(runs=len({session.run for session in released}), **asdict(total))
+
+
+def label_figures(own: Sequence[Session], table: Sequence[Session]) -> dict[str, float | None]:
+    """Return the privacy figures of labels, of a run's sessions and of the table's, by name.
+
+    Returns:
+        ``epsilon`` against one secondary and ``together`` against all of them, at ``delta``;
+        ``total_epsilon`` and ``total_together`` of all ``runs`` on the table; all None if the run
+        released no labels.
+    """
+    run, total = labels_spent(own), labels_spent(table)
+    if run is None or total is None:
+        names = ("epsilon", "together", "delta", "total_epsilon", "total_together", "runs")
+        return dict.fromkeys(names)
+    return {
+        "epsilon": run.epsilon,
+        "together": run.together,
+        "delta": run.delta,
+        "total_epsilon": total.epsilon,
+        "total_together": total.together,
+        "runs": total.runs,
+    }
+
+
+def until_end(entries: Sequence[Mapping[str, Any]], run: str) -> Sequence[Mapping[str, Any]]:
+    """Return a ledger's lines up to a run's last line, without later runs on the table.
+
+    Args:
+        entries: All lines of the ledger.
+        run: The run's id.
+    """
+    current, end = "", 0
+    for number, entry in enumerate(entries, 1):
+        current = run_after(entry, current)
+        if current == run:
+            end = number
+    return entries[:end]
+
+
+def recompute_figures(entries: Sequence[Mapping[str, Any]], run: str) -> dict[str, float | None]:
+    """Return a run's privacy figures by name, computed again from its ledger's lines.
+
+    Args:
+        entries: The ledger's lines up to the run's end.
+        run: Its id.
+
+    Returns:
+        ``epsilon`` of the run and ``total_epsilon`` of all runs on the table, both at the run's
+        delta and for its unit (None: no bound), ``releases`` and ``row_releases``; and the figures
+        of labels, ``labels.epsilon`` and so on (None if none was released).
+
+    Raises:
+        PrivacyError: If they are no ledger's lines, or have no session of the run.
+    """
+    book = LedgerBook()
+    book.read(entries, where="the ledger")
+    sessions = [session for session in book.sessions if session.run == run]
+    if not sessions:
+        raise PrivacyError(f"no session of run {run} was opened in it")
+    privacy = sessions[-1].plan.privacy
+    labels = label_figures(sessions, book.sessions)
+    return {
+        "epsilon": finite_or_none(epsilon_of_sessions(sessions, delta=privacy.delta)),
+        "total_epsilon": finite_or_none(book.total(privacy.unit, delta=privacy.delta)),
+        "releases": sum(session.rounds for session in sessions),
+        "row_releases": sum(session.row_releases for session in sessions),
+        **{f"labels.{name}": value for name, value in labels.items()},
+    }

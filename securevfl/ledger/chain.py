@@ -1,21 +1,20 @@
-"""Hash-chained file of JSON lines, append only, under a lock.
+"""Hash-chained, append-only file of JSON lines, under a lock.
 
-The head after a line is ``SHA-256(head before it || SHA-256(line))``. Whoever knows a head can be
-shown by the hashes of later lines alone that a chain continues it: lines themselves stay at
-home. Each line holds a random salt, so that its hash reveals nothing that could be guessed, and the
-head before it, so that an edit in the middle shows to every reader of the file.
+The head after a line is ``SHA-256(head before it || SHA-256(line))``. To somebody who knows a head,
+the hashes of later lines prove that a chain continues it, without the lines themselves. Each line
+holds a random salt, so that its content cannot be guessed from its hash, and the head before it, so
+that every reader of the file notices an edit in the middle.
 
-An edit in the middle shows at once. :attr:`ChainedFile.head`, kept elsewhere, shows a cut at the
-end too, and a file that was written anew. Every line is synced to the disk before
-:meth:`ChainedFile.append` returns, unless the file is opened otherwise. Opening a file never alters
-it: what a crash left is mended by the first append, which comes after its reader has found that the
-lines are its own. A file that is made has its first line in it from its first moment on.
+A copy of :attr:`ChainedFile.head` elsewhere also reveals a cut at the end, and a rewritten file.
+Every line is synced to the disk before :meth:`ChainedFile.append` returns, unless ``durable`` is
+False. Opening a file never changes it: the first append repairs an unfinished line, after the
+reader has accepted the content. A new file has its first line from the beginning.
 
-Before each line, and once more at the end of a run (:meth:`ChainedFile.require_in_place`), the file
-must be the one that lies at its path, as long as this process has left it, and end with the line
-that this process knows. Otherwise it was moved, removed, replaced, cut or written to, what follows
-could be lost, and nothing is appended any more. Bytes that were altered before the last line show
-when the file is next opened.
+Before each append, and at the end of a run (:meth:`ChainedFile.require_in_place`), the open file
+must still be the one at its path, have the length that this process has left, and end with the last
+line that this process knows. Otherwise it was moved, removed, replaced, cut or written to, later
+lines could be lost, and nothing more is appended. Changes before the last line are noticed when the
+file is next opened.
 """
 
 import contextlib
@@ -34,43 +33,41 @@ from securevfl.core import files
 from securevfl.core.checks import strict_json
 from securevfl.core.errors import ConfigError, PrivacyError, StorageError
 
-# A chain of lines by their hashes: what a ledger's lines hang together by.
-
 GENESIS: Final = bytes(32)
-"""The head of a chain without lines."""
+"""Head of a chain without lines."""
 HASH_BYTES: Final = 32
 
 _SALT_BYTES: Final = 16
 MOST_LEVELS: Final = 16
 """Most levels of nested lists and objects in a line."""
 MOST_LINE_BYTES: Final = 64 * 2**20
-"""Bytes of a line: the ids of the rows of a round, or of the records released in it."""
+"""Most bytes of a line, which may hold the ids of the rows or records released in a round."""
 _TORN: Final = re.compile(rb'\{(?:"[ -~]*)?')
 """A line's beginning, which JSON writes in printable ASCII."""
 
 
 def head_after(head: bytes, line_hashes: Iterable[bytes]) -> bytes:
-    """Return the head of a chain that went on from ``head`` by lines of these hashes."""
+    """Return the head of a chain that continues ``head`` by lines with these hashes."""
     for line_hash in line_hashes:
         head = hashlib.sha256(head + line_hash).digest()
     return head
 
 
 class Chain:
-    """The hashes of lines, and the head after each of them: 64 bytes a line."""
+    """A chain of lines: each line's hash, and the head after it."""
 
     def __init__(self) -> None:
-        # In one piece each: a run of many rounds has many lines.
+        # Stored in one piece each, since a long run has many lines.
         self._hashes = bytearray()
         self._heads = bytearray(GENESIS)
 
     @property
     def lines(self) -> int:
-        """How many lines there are."""
+        """Number of lines."""
         return len(self._hashes) // HASH_BYTES
 
     def hashes_after(self, lines: int) -> list[bytes]:
-        """Return the SHA-256 of each line after so many, in order."""
+        """Return the SHA-256 of each line after the first ``lines``, in order."""
         rest = bytes(self._hashes[lines * HASH_BYTES :])
         return [rest[at : at + HASH_BYTES] for at in range(0, len(rest), HASH_BYTES)]
 
@@ -80,13 +77,13 @@ class Chain:
         return bytes(self._heads[-HASH_BYTES:])
 
     def head_at(self, lines: int) -> bytes | None:
-        """Return the head after so many lines; None if there are fewer."""
+        """Return the head after ``lines`` lines; None if there are fewer."""
         if not 0 <= lines <= self.lines:
             return None
         return bytes(self._heads[lines * HASH_BYTES : (lines + 1) * HASH_BYTES])
 
     def contains(self, head: str) -> bool:
-        """Return whether ``head``, in hexadecimal digits, was the head at some time."""
+        """Return whether ``head``, in hexadecimal digits, is the head after some line."""
         try:
             wanted = bytes.fromhex(head)
         except ValueError:
@@ -99,13 +96,13 @@ class Chain:
         return json.dumps({**entry, "salt": salt, "previous": self.head.hex()}, allow_nan=False)
 
     def add(self, line: str) -> None:
-        """Go on by a line that :meth:`line_of` made."""
+        """Append a line from :meth:`line_of`."""
         line_hash = hashlib.sha256(line.encode()).digest()
         self._heads += head_after(self.head, [line_hash])
         self._hashes += line_hash
 
     def take(self, data: bytes, *, where: str) -> dict[str, Any]:
-        """Go on by a line that was read; return what it holds, without the chain's own fields.
+        """Append a line that was read; return its content without the chain's own fields.
 
         Args:
             data: The line, without its end.
@@ -113,7 +110,7 @@ class Chain:
 
         Raises:
             ConfigError: If an earlier version wrote it.
-            PrivacyError: If it is no such line, or does not follow from the one before it.
+            PrivacyError: If the line is invalid, or does not follow from the one before it.
         """
         try:
             line = data.decode()
@@ -137,13 +134,13 @@ class Chain:
 
 
 def read_chain(path: Path) -> tuple[Chain, list[dict[str, Any]]]:
-    """Read a file of lines without holding it; return their chain and what they hold.
+    """Read a file without locking it; return its chain and the content of its lines.
 
-    A last line without its end is a write that never returned, and not read.
+    An unfinished last line is ignored.
 
     Raises:
         ConfigError: If the file cannot be read, or an earlier version wrote it.
-        PrivacyError: If a line was altered, removed or put in, or there is none.
+        PrivacyError: If a line was changed, removed or inserted, or there is none.
     """
     try:
         *lines, torn = path.read_bytes().split(b"\n")
@@ -161,22 +158,20 @@ def read_chain(path: Path) -> tuple[Chain, list[dict[str, Any]]]:
     return chain, entries
 
 
-# An append-only file of JSON lines that hang together by a :class:`Chain`.
-
 _OWNER_ONLY: Final = 0o600
 
 
 Take = Callable[[dict[str, Any], str], None]
-"""Takes in what a line holds; the second argument names the file and the line, for messages."""
+"""Called with the content of a line, and with the names of file and line for messages."""
 
 
 def now() -> str:
-    """Return the time as lines have it: in UTC, to the second."""
+    """Return the current time as lines have it: in UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 class ChainedFile:
-    """One process's exclusive hold on such a file, or a record in memory without one."""
+    """A hash-chained file that this process has locked, or a record in memory."""
 
     def __init__(
         self,
@@ -186,25 +181,25 @@ class ChainedFile:
         read_only: bool = False,
         take: Take | None = None,
     ) -> None:
-        """Open ``path`` and check the whole chain; one that is not there is made by the first line.
+        """Open ``path`` and check the whole chain; the first append creates a missing file.
 
         Args:
-            path: The file; None keeps the record in memory only.
-            durable: Whether a line must outlive a crash of the machine, not only of the process.
-            read_only: Whether to look only: a file that is not there is not made.
-            take: Gets what each line of the file holds, one after another, and where it stands. A
-                file of many lines is many times as large in memory; None keeps all of it.
+            path: The file; None keeps the lines in memory only.
+            durable: Whether a line must survive a crash of the machine, not only of the process.
+            read_only: Whether to read only, without creating a missing file.
+            take: Called with the content of each line of the file and its place. None keeps all of
+                them in :attr:`entries`, which takes much more memory than the file.
 
         Raises:
             ConfigError: If the file cannot be opened, or another process holds it.
-            PrivacyError: If a line was altered, removed or put in, or all of them were.
+            PrivacyError: If a line was changed, removed or inserted, or all were removed.
         """
         self.path = path
         self.durable = durable
         """Whether a line outlives a crash of the machine."""
         self.entries: list[dict[str, Any]] = []
-        """What the file held when it was opened, in order, without the chain's own fields; empty
-        where they were taken."""
+        """Content of the lines when the file was opened, in order, without the chain's own fields;
+        empty if ``take`` got them."""
         self._taken = take or (lambda entry, _: self.entries.append(entry))
         self.chain = Chain()
         """The hashes of all its lines."""
@@ -213,17 +208,18 @@ class ChainedFile:
         self._open = not read_only
         self._place = None if path is None else path.absolute()
         self._size = 0
-        """Bytes of whole lines."""
+        """Bytes of complete lines."""
         self._left = 0
-        """Bytes of the file as this process found or left it; a torn line's among them."""
+        """Bytes of the file as this process has left it, including an unfinished line."""
         self._last = b""
-        """The last whole line, as it lies in the file."""
+        """The last complete line, as bytes of the file."""
         self._unended = False
         if path is None or not (read_only or os.path.lexists(path)):
             return
-        self._handle, self._let_go = _open_locked(path, read_only=read_only)
+        handle, self._let_go = _open_locked(path, read_only=read_only)
+        self._handle = handle
         try:
-            self._read(path)
+            self._read(path, handle)
             if not read_only:
                 files.remove_unfinished_of(path)
         except BaseException:
@@ -236,13 +232,13 @@ class ChainedFile:
         return self.chain.head.hex()
 
     def append(self, entry: Mapping[str, Any]) -> None:
-        """Write one line; if the file is durable, it is on the disk when this returns.
+        """Append a line; if the file is durable, it is on the disk when this returns.
 
         Raises:
-            ConfigError: If the file was not there, and cannot be made, or another process has made
-                it.
-            PrivacyError: If the file is closed, or not what this process has left.
-            StorageError: If the line cannot be written; it is not in the file then.
+            ConfigError: If the file is missing and cannot be created, or another process has
+                created it.
+            PrivacyError: If the file is closed, or was changed by another process.
+            StorageError: If the line cannot be written; the file is then without it.
         """
         if not self._open:
             raise PrivacyError(f"ledger {self.path}: is closed; nothing may be released any more")
@@ -258,14 +254,14 @@ class ChainedFile:
         self.chain.add(line)
 
     def require_in_place(self) -> None:
-        """Refuse a file that was moved, removed, replaced, cut or written to under this process.
+        """Refuse a file that was moved, removed, replaced, cut or written to by another process.
 
-        Lines that another program has appended are refused too, not cut off: where locks do not
-        hold, as on some network folders, they may be another run's charges.
+        Lines that another program has appended are not cut off: where locks do not work, as in some
+        network folders, they may be another run's charges.
 
         Raises:
-            PrivacyError: Saying what was done; later appends raise too.
-            StorageError: If the system cannot say.
+            PrivacyError: Naming the change; later appends raise too.
+            StorageError: If the file cannot be checked.
         """
         if self._handle is None or self._place is None:
             return
@@ -282,7 +278,7 @@ class ChainedFile:
             )
 
     def _find_alteration(self, handle: int, place: Path) -> str | None:
-        """Return what was done to the file since this process last touched it."""
+        """Return the change to the file since this process last wrote it; None if there is none."""
         own = os.fstat(handle)
         try:
             named = place.stat()
@@ -300,7 +296,7 @@ class ChainedFile:
         return None
 
     def close(self) -> None:
-        """Let the file go; later appends raise."""
+        """Close and unlock the file; later appends raise."""
         self._open = False
         if self._handle is None:
             return
@@ -309,9 +305,10 @@ class ChainedFile:
         self._let_go()
 
     def _make(self, path: Path, data: bytes) -> None:
-        """Make the file with its first line in it: it is locked and whole before it has its name.
+        """Create the file with its first line; it is locked and complete before it gets its name.
 
-        Whoever is killed on the way leaves no ledger, and of two that make one at once one does.
+        A process that is killed meanwhile leaves no ledger; of two that create one at once, one
+        succeeds.
         """
         temporary = files.beside(path)
         try:
@@ -322,8 +319,8 @@ class ChainedFile:
             except (FileExistsError, FileNotFoundError):
                 raise
             except OSError:
-                # A file system without links: a crash within the next lines leaves an empty file,
-                # which is refused.
+                # On a file system without links, a crash now would leave an empty file, which is
+                # refused.
                 self._forget()
                 self._begin(path, path, data)
             files.sync_folder(path.parent)
@@ -341,12 +338,12 @@ class ChainedFile:
             self._forget()
             raise
         finally:
-            with contextlib.suppress(OSError):  # Windows keeps it while it is open
+            with contextlib.suppress(OSError):  # Windows cannot remove an open file
                 temporary.unlink()
         files.remove_unfinished_of(path)
 
     def _begin(self, name: Path, path: Path, data: bytes) -> None:
-        """Make a file of that name, with the lock that is the ledger's, and its first line."""
+        """Create the file ``name`` with its first line, and lock the ledger at ``path``."""
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | files.BINARY
         self._handle = os.open(name, flags, _OWNER_ONLY)
         try:
@@ -358,7 +355,7 @@ class ChainedFile:
             raise
 
     def _forget(self) -> None:
-        """Let go of a file that was not made."""
+        """Close and unlock a file that could not be created."""
         if self._handle is not None:
             os.close(self._handle)
         self._handle, self._size, self._left = None, 0, 0
@@ -369,8 +366,8 @@ class ChainedFile:
         whole = b"\n" + data if self._unended else data
         try:
             if self._left > self._size:
-                # A crash or a full disk within a write: that append never returned, so nothing
-                # followed from it.
+                # An unfinished line of a crash or a full disk: its append never returned, so
+                # nothing depends on it.
                 os.ftruncate(handle, self._size)
             rest = memoryview(whole)
             while rest:
@@ -386,12 +383,12 @@ class ChainedFile:
         self._left, self._last = self._size, data
         self._unended = False
 
-    def _read(self, path: Path) -> None:
-        assert self._handle is not None  # set before the file is read
-        # A line that was edited shows by the next one: nothing of it is read before that.
+    def _read(self, path: Path, handle: int) -> None:
+        # The next line reveals an edit of a line, so a line is used only after the next one is
+        # checked.
         before: tuple[dict[str, Any], str] | None = None
-        # Line by line: a long run's file has tens of megabytes, and a process keeps what it had.
-        with os.fdopen(os.dup(self._handle), "rb") as file:
+        # Read line by line, since a long run's file has tens of megabytes.
+        with os.fdopen(os.dup(handle), "rb") as file:
             for number, data in enumerate(file, 1):
                 ended = data.endswith(b"\n")
                 where = f"ledger {path}, line {number}"
@@ -411,14 +408,14 @@ class ChainedFile:
                 f"Restore it from a copy, or remove the file if nothing was ever released"
             )
         self._taken(*before)
-        self._left = os.fstat(self._handle).st_size
+        self._left = os.fstat(handle).st_size
 
 
 def _require_torn(data: bytes, *, where: str) -> None:
-    """Refuse a file's end that no crash leaves of a line which was being written.
+    """Refuse a file's end that cannot be an unfinished line.
 
     Raises:
-        PrivacyError: If it is no beginning of a line, or longer than one is.
+        PrivacyError: If it is not the beginning of a line, or too long.
     """
     if len(data) > MOST_LINE_BYTES or not _TORN.fullmatch(data):
         raise PrivacyError(
@@ -428,7 +425,7 @@ def _require_torn(data: bytes, *, where: str) -> None:
 
 
 def _is_whole(data: bytes) -> bool:
-    """Return whether a last line without its newline lacks nothing else."""
+    """Return whether a last line without newline is complete otherwise."""
     try:
         json.loads(data)
     except (ValueError, RecursionError):
@@ -444,7 +441,7 @@ def _in_use(path: Path) -> ConfigError:
 
 
 def _open_locked(path: Path, *, read_only: bool) -> tuple[int, Callable[[], None]]:
-    """Return a handle that no other process has, and what unlocks it."""
+    """Return a locked file's descriptor, and a function that unlocks it."""
     flags = os.O_RDONLY if read_only else os.O_RDWR | os.O_APPEND
     try:
         handle = os.open(path, flags | files.BINARY)

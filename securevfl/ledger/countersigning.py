@@ -1,14 +1,14 @@
-"""Countersigning: parties sign the heads of their ledgers, and keep one another's signatures.
+"""Countersigning: parties sign the heads of their ledgers, and store one another's signatures.
 
-A ledger is its owner's own file: cut, emptied or written anew it looks whole when it is read
-alone. So parties send one another their ledger's head at a session's start, at the end of every
-epoch, when a frozen encoder has released all rows, now and then while a model is served, and at the
-end. Everybody keeps what the others
-signed, and at the next meeting every ledger must be shown to continue from there.
+A ledger is its owner's file: if it is cut, emptied or rewritten, it still looks complete on its
+own. So parties exchange their ledgers' heads at a session's start, at the end of every epoch, when
+a frozen encoder has released all rows, now and then while a model is served, and at the end. Each
+party stores what the others signed, and at the next meeting every party must prove that its ledger
+continues from there.
 
-The primary relays all of it and is trusted with none of it: every text is signed by a long-term
-identity over the federation file, the run, the meeting and the point. A meeting is known by fresh
-random numbers of all parties, so that nothing said in an earlier one fits.
+The primary relays all messages but need not be trusted: every text is signed by a long-term
+identity, together with the federation file, the run, the meeting and the point. Fresh random
+numbers of all parties identify a meeting, so that messages of an earlier one are not valid.
 """
 
 import hashlib
@@ -31,7 +31,6 @@ from securevfl.transport.star import PrimaryTransport, SecondaryTransport
 
 T = TypeVar("T")
 
-# Messages about ledgers: hashes, numbers of lines and signatures.
 
 NONCE_BYTES: Final = 16
 MOST_LINES: Final = 1 << 18
@@ -41,7 +40,8 @@ _SIGNATURE_BYTES: Final = 64
 _NOTHING: Final = (bytes(HASH_BYTES), -1)
 
 Request = Literal["released", "served", "end"]
-"""When the primary asks for heads; a session's start and an epoch's end say so by themselves."""
+"""Points at which the primary must request heads; a session's start and an epoch's end need no
+request."""
 
 
 class LedgerKind(MessageKind):
@@ -54,33 +54,33 @@ class LedgerKind(MessageKind):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Memory:
-    """Which heads of others' ledgers one party remembers, signed with a fresh number."""
+    """The heads of others' ledgers that one party remembers, signed with a fresh random number."""
 
     nonce: bytes
     heads: Mapping[str, tuple[bytes, int]]
-    """By party: a head, and the number of lines that it stands for."""
+    """A head and its number of lines, by party."""
     signature: bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SignedHead:
-    """One party's ledger as it is now: head, number of lines, and the proof that it continues."""
+    """The head of a party's ledger, signed, and the proof that it continues an older one."""
 
     head: bytes
     lines: int
     signature: bytes
     since: int
-    """After how many lines the proof begins."""
+    """Number of lines before the proof's first line."""
     proof: npt.NDArray[np.uint8]
     """SHA-256 of each line from there on, shape [lines - since, 32]."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Memories(TypedMessage):
-    """Which heads of the others' ledgers the sender remembers from earlier runs, signed.
+    """The heads of the others' ledgers that the sender remembers from earlier runs, signed.
 
-    And a fresh random number. It shows whom the sender has met before, and how many lines their
-    ledgers had.
+    Holds a fresh random number too. It shows which parties the sender has met before, and how many
+    lines their ledgers had.
     """
 
     KIND: ClassVar = LedgerKind.MEMORIES
@@ -88,11 +88,11 @@ class Memories(TypedMessage):
     COVERS: ClassVar = {"ledgers": "parties memories lengths"}
 
     parties: Sequence[str]
-    """All parties that have a ledger; heads are in their order."""
+    """All parties with a ledger, in the order of the heads."""
     memories: Mapping[str, Memory]
 
     def to_message(self) -> Message:
-        """Return it as it is sent."""
+        """Return the message as it is sent."""
         tensors: dict[str, npt.NDArray[np.generic]] = {}
         for name, memory in self.memories.items():
             heads = [memory.heads.get(other, _NOTHING) for other in self.parties]
@@ -108,10 +108,10 @@ class Memories(TypedMessage):
     def from_message(
         cls, message: Message, *, senders: Collection[str], parties: Sequence[str]
     ) -> "Memories":
-        """Read those of ``senders``, each about any of ``parties``.
+        """Read the memories of ``senders``, each about any of ``parties``.
 
         Raises:
-            ProtocolError: If one is missing or malformed.
+            ProtocolError: If one of them is missing or malformed.
         """
         parts = ("nonce", "signature", "heads", "lines")
         message.require_only(*(f"{part}:{name}" for part in parts for name in senders))
@@ -136,7 +136,7 @@ class Heads(TypedMessage):
     """The head of the sender's ledger and its number of lines, signed.
 
     Salted hashes of the lines that are new to the others prove that the ledger continues. They show
-    how often something was charged, in other federations too; not what, for whom or how much.
+    the number of charges, in other federations too, but not their content.
     """
 
     KIND: ClassVar = LedgerKind.HEADS
@@ -146,7 +146,7 @@ class Heads(TypedMessage):
     heads: Mapping[str, SignedHead]
 
     def to_message(self) -> Message:
-        """Return it as it is sent."""
+        """Return the message as it is sent."""
         tensors: dict[str, npt.NDArray[np.generic]] = {}
         for name, signed in self.heads.items():
             tensors[f"head:{name}"] = _array(signed.head)
@@ -157,10 +157,10 @@ class Heads(TypedMessage):
 
     @classmethod
     def from_message(cls, message: Message, *, senders: Collection[str]) -> "Heads":
-        """Read those of ``senders``.
+        """Read the heads of ``senders``.
 
         Raises:
-            ProtocolError: If one is missing or malformed.
+            ProtocolError: If one of them is missing or malformed.
         """
         parts = ("head", "lines", "signature", "proof")
         message.require_only(*(f"{part}:{name}" for part in parts for name in senders))
@@ -186,7 +186,7 @@ class Heads(TypedMessage):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CountersignRequest(DeclaredMessage):
-    """State your ledger's head: all rows are released, a model was served for long, or the end."""
+    """Request for heads: all rows are released, a model was served for long, or the run ends."""
 
     KIND: ClassVar = LedgerKind.COUNTERSIGN
     WAY: ClassVar = "primary to every secondary"
@@ -203,8 +203,6 @@ def _bytes(message: Message, name: str, length: int) -> bytes:
     return message.tensor(name, dtype=np.uint8, shape=(length,)).tobytes()
 
 
-# Parties sign the heads of their ledgers, and keep one another's signatures.
-
 COUNTERSIGNED: Final = "countersigned"
 FORGOTTEN: Final = "forgotten"
 """A ledger's kinds of lines about others; they charge nothing."""
@@ -214,16 +212,16 @@ END: Final = "end"
 
 
 def epoch_point(epoch: int) -> str:
-    """Return what an epoch's end is called in a statement."""
+    """Return the name of an epoch's end in statements."""
     return f"epoch {epoch}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Occasion:
-    """What every text of a run is signed for."""
+    """The run that texts are signed for."""
 
     federation: str
-    """The federation's name; what is remembered of a party is remembered under it."""
+    """The federation's name, under which other parties' ledgers are remembered."""
     digest: str
     """SHA-256 of the federation file, hexadecimal."""
     run: str
@@ -232,50 +230,50 @@ class Occasion:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Remembered:
-    """A party's ledger as it was when it last signed."""
+    """Another party's ledger as it was when that party last signed."""
 
     head: bytes
     lines: int
     time: str
-    """When, by the clock of the party that remembers."""
+    """Time of the signature, by the clock of the remembering party."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadStatement:
-    """What a party signs of its own ledger, next to the :class:`Occasion`."""
+    """A party's statement about its ledger, signed together with the :class:`Occasion`."""
 
     meeting: str
     """Names the session; see :meth:`Countersigner.open`."""
     point: str
     """``start``, ``epoch N``, ``released``, ``served`` or ``end``."""
     party: str
-    """Whose ledger it is."""
+    """Owner of the ledger."""
     head: str
-    """Its chain's head, hexadecimal."""
+    """The ledger's head, hexadecimal."""
     lines: int
-    """How many lines it has."""
+    """Number of the ledger's lines."""
     since: int
-    """After how many lines the proof begins that came with it."""
+    """Number of lines before the first line of the statement's proof."""
     proof: str
     """SHA-256 of that proof, so that the primary, which passes it on, cannot alter it unnoticed."""
 
     def text(self, occasion: Occasion) -> bytes:
-        """Return what is signed."""
+        """Return the text to sign."""
         return _text("ledger head", {**asdict(occasion), **asdict(self)})
 
     def line(self) -> dict[str, Any]:
-        """Return what a line keeps of it, without what all statements of the line share."""
+        """Return the fields for a ledger's line, without those that all its statements share."""
         kept = asdict(self)
         del kept["meeting"], kept["point"]
         return kept
 
 
 def require_signed(entry: Mapping[str, Any]) -> list[HeadStatement]:
-    """Check the signatures of a ledger's line about others; return what was signed.
+    """Check the signatures in a ledger's line about others; return the signed statements.
 
     Raises:
-        AuthenticationError: If a statement is not signed by the identity that stands with it.
-        ConfigError: If that is no identity.
+        AuthenticationError: If a statement is not signed by the identity given with it.
+        ConfigError: If that identity is invalid.
         PrivacyError: If the line is malformed.
     """
     try:
@@ -294,13 +292,13 @@ def require_signed(entry: Mapping[str, Any]) -> list[HeadStatement]:
 
 
 class OtherLedgers:
-    """What a ledger's lines remember of other parties, by federation: the newest of each."""
+    """The newest state of other parties' ledgers in a ledger's lines, by federation."""
 
     def __init__(self) -> None:
         self.by_federation: dict[str, dict[str, Remembered]] = {}
 
     def take(self, entry: Mapping[str, Any], where: str = "a ledger") -> None:
-        """Take in a line; one of another kind says nothing of others.
+        """Add a line; lines of other kinds are ignored.
 
         Raises:
             PrivacyError: If a line of this kind is malformed.
@@ -321,25 +319,25 @@ class OtherLedgers:
             raise PrivacyError(f"{where}: {why}") from None
 
     def of(self, federation: str) -> dict[str, Remembered]:
-        """Return what is remembered of each other party of a federation."""
+        """Return the remembered ledger of each other party of a federation."""
         return dict(self.by_federation.get(federation, {}))
 
 
 def forget_party(path: Path, *, party: str) -> list[str]:
-    """Forget what a table's ledger remembers of another party's ledger.
+    """Make a table's ledger forget another party's ledger.
 
-    The other's next ledger is then taken as it comes. The line that says so stays.
+    The other party's next ledger is then accepted in any state. The ledger keeps a line about it.
 
     Args:
-        path: The ledger that remembers.
-        party: Whose ledger has changed for a good reason.
+        path: The table's ledger.
+        party: The party whose ledger has changed for a good reason.
 
     Returns:
         The federations in which it was remembered.
 
     Raises:
-        ConfigError: If there is no such ledger, it is in use, or it remembers nothing of the party.
-        PrivacyError: If the ledger was altered.
+        ConfigError: If there is no such ledger, it is in use, or it does not remember the party.
+        PrivacyError: If the ledger was changed.
     """
     if not path.exists():
         raise ConfigError(f"ledger {path}: does not exist, so it remembers no party")
@@ -363,16 +361,16 @@ def forget_party(path: Path, *, party: str) -> list[str]:
 
 @dataclass(eq=False)
 class Countersigner:
-    """One party's part: state the own ledger's head, check the others', keep what they signed."""
+    """One party's part of countersigning: states its ledger's head, checks the others'."""
 
     ledger: ChainedFile
     """The party's own, open."""
     identity: Identity
-    """Its long-term identity."""
+    """This party's long-term identity."""
     pinned: Mapping[str, str]
     """The public identity of every party that has a ledger, this one among them."""
     occasion: Occasion
-    """The run."""
+    """The run that texts are signed for."""
     _: KW_ONLY
     session: bytes
     """The transport's id of the session."""
@@ -401,7 +399,7 @@ class Countersigner:
         return tuple(name for name in self.parties if name != self.name)
 
     def memory(self) -> Memory:
-        """Return which heads this party remembers, signed, with a fresh random number."""
+        """Return the heads that this party remembers, signed, with a fresh random number."""
         nonce = secrets.token_bytes(NONCE_BYTES)
         heads = {
             name: (remembered.head, remembered.lines)
@@ -412,14 +410,14 @@ class Countersigner:
         return self._own
 
     def open(self, memories: Mapping[str, Memory]) -> None:
-        """Take in what all parties remember; it names this meeting.
+        """Start a meeting with the memories of all parties, which identify it.
 
         Args:
-            memories: Every party's, this one's as it was sent.
+            memories: Every party's memory, this party's as it was sent.
 
         Raises:
-            AuthenticationError: If one is not signed by the identity that is pinned.
-            ProtocolError: If the primary passed on another one of this party, or the ledger has
+            AuthenticationError: If one is not signed by the pinned identity.
+            ProtocolError: If the primary relayed another memory of this party, or the ledger has
                 grown by more lines than a proof may have.
         """
         if memories[self.name] != self._own:
@@ -444,7 +442,7 @@ class Countersigner:
             )
 
     def state(self, point: str) -> SignedHead:
-        """Return the own ledger's head, signed, and the hashes of the lines that others lack."""
+        """Return this party's ledger head, signed, with the hashes of lines new to others."""
         chain = self.ledger.chain
         lines = chain.lines
         since = min(self._since, lines)
@@ -460,16 +458,17 @@ class Countersigner:
         return replace(unsigned, signature=self.identity.sign(text))
 
     def keep(self, point: str, stated: Mapping[str, SignedHead]) -> None:
-        """Check what the others signed, and write it into the own ledger.
+        """Check the heads that others have signed, and write them into this party's ledger.
 
         Args:
-            point: Where the run is, as this party knows.
-            stated: Every party's head.
+            point: The point in the run, as this party knows it.
+            stated: Signed head of every party.
 
         Raises:
-            AuthenticationError: If one is not signed by the identity that is pinned, for this
-                point of this meeting.
-            ProtocolError: Naming a party whose ledger does not continue what it signed before.
+            AuthenticationError: If one is not signed by the pinned identity for this point of this
+                meeting.
+            ProtocolError: Naming a party whose ledger does not continue the one that it signed
+                before.
         """
         statements = {name: self._statement(point, name, stated[name]) for name in self.others}
         for name, statement in statements.items():
@@ -478,7 +477,7 @@ class Countersigner:
         for name in self.others:
             self._require_continued(name, stated[name])
         at = now()
-        # What this party has stated is what the others know from here on.
+        # From now on, the others know the ledger up to this statement.
         self._since = self.ledger.chain.lines
         self.ledger.append(
             {
@@ -503,7 +502,7 @@ class Countersigner:
         }
 
     def _require_continued(self, name: str, signed: SignedHead) -> None:
-        """Refuse a ledger that does not continue the one that is remembered."""
+        """Refuse a ledger that does not continue the remembered one."""
         known = self._remembered.get(name)
         if known is None:
             return
@@ -556,12 +555,10 @@ class Countersigner:
 
 
 def _text(purpose: str, fields: Mapping[str, Any]) -> bytes:
-    # The purpose keeps kinds of signed texts apart, as the identity's own tag keeps them from TLS.
+    # The purpose separates kinds of signed texts, as the identity's tag separates them from TLS.
     body = json.dumps(fields, sort_keys=True, separators=(",", ":"))
     return f"securevfl {purpose} v1\0{body}".encode()
 
-
-# Countersigning over the star: a meeting at the start, then heads at every point.
 
 Log = Callable[..., None]
 _NO_ROUND: Final = 0
@@ -574,51 +571,52 @@ SERVED_S: Final = 3600.0
 
 @dataclass(eq=False)
 class Countersigning:
-    """One party's end: all parties' texts go over the primary, and each party checks all of them.
+    """Countersigning over the star: the primary relays texts, and each party checks them.
 
-    The primary collects and passes on, and only then checks, like every party.
+    The primary relays texts before it checks them.
     """
 
     signer: Countersigner
-    """This party's own part."""
+    """This party's signing and checking."""
     transport: PrimaryTransport | SecondaryTransport
-    """Its end of the star."""
+    """This party's end of the star."""
     _: KW_ONLY
     deadline_s: float
-    """How long the others may take to answer, in seconds."""
+    """Seconds for the others to answer."""
     log: Log
-    """This party's."""
-    frozen: InitVar[bool] = False
-    """True if all rows are released at once, which the primary may mark."""
-    clock: Callable[[], float] = time.monotonic
-    """Seconds."""
+    """This party's log."""
+    releases_once: InitVar[bool] = False
+    """True if all rows are released at once, so that the primary may request heads after it."""
 
-    def __post_init__(self, frozen: bool) -> None:
-        self._due = {END, "released"} if frozen else {END}
+    clock: Callable[[], float] = time.monotonic
+    """Returns the time in seconds."""
+
+    def __post_init__(self, releases_once: bool) -> None:
+        self._due = {END, "released"} if releases_once else {END}
         self._met, self._rows = self.clock(), 0
 
     def count_rows(self, rows: int) -> None:
-        """Add predicted rows to those that :meth:`long_served` counts."""
+        """Add to the predicted rows that :meth:`long_served` uses."""
         self._rows += rows
 
     def long_served(self, *, most_s: float = SERVED_S) -> bool:
-        """Return whether so much was predicted since heads were signed that they are due again.
+        """Return whether enough was predicted since the last signatures for new ones.
 
         Args:
-            most_s: Seconds after which they are.
+            most_s: Seconds after which new ones are due, if anything was predicted.
         """
         late = self._rows > 0 and self.clock() - self._met >= most_s
         return late or self._rows >= SERVED_ROWS
 
     def start(self) -> None:
-        """Open the meeting, and let every ledger be shown to continue the one that others remember.
+        """Open the meeting, and check that every ledger continues the one that others remember.
 
         Raises:
-            AuthenticationError: If something is not signed by the identity that is pinned.
+            AuthenticationError: If a text is not signed by the pinned identity.
             ProtocolError: Naming a party whose ledger was rolled back or rewritten.
 
         Reveals:
-            To all parties: what :class:`Memories` and :class:`Heads` hold, of all parties.
+            To all parties: the :class:`Memories` and :class:`Heads` of all parties.
         """
         parties = self.signer.parties
         memories = self._exchange(
@@ -632,14 +630,14 @@ class Countersigning:
         self.meet(START)
 
     def request(self, point: Request) -> None:
-        """Ask for heads where no other message says that they are due; the primary's alone.
+        """Request heads at a point that no other message marks; for the primary only.
 
         Raises:
-            AuthenticationError: As :meth:`start` does.
-            ProtocolError: As :meth:`start` does.
+            AuthenticationError: As :meth:`start`.
+            ProtocolError: As :meth:`start`.
 
         Reveals:
-            To all parties: what :class:`Heads` holds, of all parties.
+            To all parties: the :class:`Heads` of all parties.
         """
         assert isinstance(self.transport, PrimaryTransport), "the primary asks"
         asked = CountersignRequest(point=point)
@@ -647,17 +645,17 @@ class Countersigning:
         self.meet(point)
 
     def answer(self, request: CountersignRequest) -> bool:
-        """Do what the primary asks for; return whether the run has ended with it.
+        """Answer the primary's request for heads; return whether it ends the run.
 
         Raises:
-            AuthenticationError: As :meth:`start` does.
-            ProtocolError: As :meth:`start` does, and if it is not due.
+            AuthenticationError: As :meth:`start`.
+            ProtocolError: As :meth:`start`, or if the request is not due.
 
         Reveals:
-            To all parties: what :class:`Heads` holds, of all parties.
+            To all parties: the :class:`Heads` of all parties.
         """
         point = request.point
-        # The primary's hour may be a little shorter than this party's.
+        # The primary's clock may be a little ahead of this party's.
         if not (self.long_served(most_s=SERVED_S / 2) if point == "served" else point in self._due):
             raise ProtocolError(
                 f"the primary asks for ledger heads ({point}) where none are due; nothing is signed"
@@ -670,11 +668,11 @@ class Countersigning:
         """Exchange heads at a point that every party knows.
 
         Raises:
-            AuthenticationError: As :meth:`start` does.
-            ProtocolError: As :meth:`start` does.
+            AuthenticationError: As :meth:`start`.
+            ProtocolError: As :meth:`start`.
 
         Reveals:
-            To all parties: what :class:`Heads` holds, of all parties.
+            To all parties: the :class:`Heads` of all parties.
         """
         begin, signer = time.monotonic(), self.signer
         heads = self._exchange(
@@ -692,12 +690,12 @@ class Countersigning:
         message_of: Callable[[Mapping[str, T]], TypedMessage],
         read: Callable[[Message, Collection[str]], Mapping[str, T]],
     ) -> Mapping[str, T]:
-        """Return what every party states, by name.
+        """Exchange statements with all parties; return them by name.
 
         Args:
-            own: What this party states.
-            message_of: Makes a message of what parties state.
-            read: Returns what a message holds of the named parties.
+            own: This party's statement.
+            message_of: Returns the message with the given statements.
+            read: Returns the named parties' statements in a message.
         """
         signer, transport, deadline_s = self.signer, self.transport, self.deadline_s
         stated = {signer.name: own}
@@ -711,7 +709,7 @@ class Countersigning:
         messages = transport.receive_each(
             signer.others, message.kind, round_number=_NO_ROUND, deadline_s=deadline_s
         )
-        for theirs in list(messages):  # all have come before one is read
+        for theirs in list(messages):  # all have arrived before one is read
             stated.update(read(theirs, [theirs.sender]))
         transport.broadcast(signer.others, message_of(stated).to_message())
         return stated

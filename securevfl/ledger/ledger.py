@@ -1,184 +1,44 @@
-"""The ledger of a table: charges before releases, limits, refusals and summaries.
+"""A party's ledger: every release is charged before it is made, or refused.
 
-One file a table, for all runs on it (:mod:`securevfl.ledger.ledger`), hash-chained
-(:mod:`securevfl.ledger.chain`). ``open`` lines hold a session's plan, ``charge`` lines one release
-each, ``fit`` the fitting of a frozen encoder, ``release`` what its release is made with, ``labels``
-what secondaries are sent of labels, ``program`` a program that reads the table, ``limit`` and
-``programs`` what the owner allows, ``restored`` what may be missing in a copy
-(:mod:`securevfl.ledger.book`).
+Charges are lines of the table's ledger file (:mod:`securevfl.ledger.ledger_file`). A release beyond
+a session's plan, a run's budget or the owner's limit is refused.
 """
 
-import contextlib
-import hashlib
-import os
 import secrets
-import sys
-import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final
 
 import numpy as np
 from jaxtyping import Int64
 
-from securevfl.core import checks, files
-from securevfl.core.checks import strict_json
-from securevfl.core.errors import BudgetExceededError, ConfigError, PrivacyError, StorageError
+from securevfl.core import checks
+from securevfl.core.errors import BudgetExceededError, PrivacyError
 from securevfl.core.formatting import finite_or_none
-from securevfl.data.sources.source_files import file_behind
 from securevfl.data.tables import KeyTable
-from securevfl.dp.labels import LabelTotal, labels_total
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.ledger.book import (
     MOST_ROWS,
-    RESTORED,
-    VERSION,
     LedgerBook,
-    Limit,
     Outlook,
-    ProgramUse,
     ReleaseCounts,
     Session,
     epsilon_of_sessions,
     ranges_of,
-    run_after,
 )
-from securevfl.ledger.chain import MOST_LEVELS, ChainedFile, now
+from securevfl.ledger.chain import now
+from securevfl.ledger.ledger_file import LedgerFile
 from securevfl.ledger.record_counts import RecordCounts
 
-# A ledger's file with what its lines say.
-
-
-class LedgerFile(ChainedFile):
-    """A table's ledger, held open: no other process writes to it until it is closed."""
-
-    def __init__(self, path: Path | None, *, restores: bool = False, **how: bool) -> None:
-        """Open the file and read all its lines; see :class:`ChainedFile`.
-
-        Args:
-            path: As of :class:`ChainedFile`.
-            restores: Whether what it lacks is about to be booked.
-            **how: ``durable`` and ``read_only``, as of :class:`ChainedFile`.
-
-        Raises:
-            ConfigError: If it cannot be opened, is of another version, or another process holds it.
-            PrivacyError: If it was altered, or lacks lines that a run has written.
-        """
-        self.book = LedgerBook()
-        """What the lines said when the file was opened, and what its ledger adds."""
-        super().__init__(path, take=self.book.take, **how)
-        if not (restores or self.noted_head is None or self.chain.contains(self.noted_head)):
-            self.close()
-            raise PrivacyError(
-                f"ledger {path}: lacks lines that a run has written ({path}.head names the last); "
-                f"what was spent cannot be known. Restore it from the newest copy; if that lacks "
-                f"them too, book them: securevfl ledger restored TABLE"
-            )
-
-    @property
-    def note(self) -> Path:
-        """Where the head is noted that the file must have had, once a run has found it damaged."""
-        assert self.path is not None, "what is in memory is not found damaged"
-        return self.path.with_name(f"{self.path.name}.head")
-
-    @property
-    def noted_head(self) -> str | None:
-        """The head that was noted; None where there is no note, no head if it cannot be read."""
-        if self.path is None or not os.path.lexists(self.note):
-            return None
-        try:
-            return self.note.read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return ""
-
-    def note_head(self, head: str) -> None:
-        """Keep a head that every later opening of the ledger must find in it."""
-        # The damage is reported whether there is room for a note or not.
-        with contextlib.suppress(StorageError, OSError):
-            files.write_text(self.note, head)
-            files.sync_folder(self.note.parent)
-
-    def _find_alteration(self, handle: int, place: Path) -> str | None:
-        altered = super()._find_alteration(handle, place)
-        if altered is not None:
-            # While the lock is held: the next run asks for it.
-            self.note_head(self.head)
-        return altered
-
-
-# Where a table's ledger lies, so that every later run on that table finds it again.
-
-Book = Literal["ledger", "pretraining-ledger"]
-"""``ledger`` records what a run's averages reveal of secondaries' records;
-``pretraining-ledger`` what the primary's own vectors reveal of its rows."""
-
-_HASH_DIGITS: Final = 16
-
-
-def ledger_of_table(table: Path, *, book: Book = "ledger") -> Path:
-    """Return the path of a table's ledger, be it there yet or not.
-
-    It lies next to the table, ``bank.csv.ledger.jsonl``. Where the table's folder cannot be written
-    it lies in the user's state folder, under a name made of the table's own path. Links are
-    followed first, and source files too: one table has one ledger, under all its names.
-    That of a database lies next to the source file that has its address.
-
-    Args:
-        table: The party's table; relative to the working directory, if it is relative.
-        book: Which of the two.
-
-    Raises:
-        ConfigError: If there is one in both places, or no such table.
-    """
-    try:
-        table = file_behind(table).resolve(strict=True)
-    except (OSError, RuntimeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "its links run in a circle"
-        raise ConfigError(f"table {table}: has no ledger ({reason})") from None
-    beside = table.with_name(f"{table.name}.{book}.jsonl")
-    name = hashlib.sha256(str(table).encode()).hexdigest()[:_HASH_DIGITS]
-    away = _state_folder() / "ledgers" / f"{table.stem}-{name}.{book}.jsonl"
-    if beside.exists() and away.exists():
-        raise ConfigError(
-            f"table {table}: has two ledgers, {beside} and {away}, and what was spent is in both; "
-            f"move one away, and set a limit that leaves room for what it holds"
-        )
-    if away.exists():
-        return away
-    return beside if beside.exists() or _takes_files(table.parent) else away
-
-
-def _state_folder() -> Path:
-    """Return where this system keeps what a user's programs remember."""
-    chosen = os.environ.get("XDG_STATE_HOME", "").strip()
-    if sys.platform == "win32":
-        return Path(os.environ["LOCALAPPDATA"], "securevfl", "securevfl")
-    if chosen:
-        return Path(chosen, "securevfl")
-    usual = "Library/Application Support" if sys.platform == "darwin" else ".local/state"
-    return Path.home() / usual / "securevfl"
-
-
-def _takes_files(folder: Path) -> bool:
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            return True
-    except OSError:
-        return False
-
-
-# What a ledger refuses, in words: beyond a session's plan, its budget, or the owner's limit.
-
 _ROUNDING: Final = 1e-9
-"""Releases in parts add up with other roundings than in one go, relative to epsilon."""
+"""Relative difference of epsilon by rounding, between a release in parts and in one go."""
 
 
 def require_size(plan: ReleasePlan, rows: int, *, party: str, what: str) -> None:
-    """Refuse a round with more rows than the noise was chosen for.
+    """Refuse a round with more rows than the plan allows.
 
     Raises:
-        BudgetExceededError: If it has more.
+        BudgetExceededError: If it has more rows.
     """
     if rows > plan.rows_per_round:
         raise BudgetExceededError(
@@ -188,18 +48,18 @@ def require_size(plan: ReleasePlan, rows: int, *, party: str, what: str) -> None
 
 
 def require_planned(own: Session, after: Session, *, what: str) -> None:
-    """Refuse what a session's noise was not chosen for, at any epsilon.
+    """Refuse releases beyond a session's plan, for which its noise was chosen.
 
     Args:
         own: The session.
-        after: The same as it would be.
-        what: What was asked for.
+        after: The session with the requested releases.
+        what: The request, in words.
 
     Raises:
-        BudgetExceededError: If it would pass its plan.
+        BudgetExceededError: If the session would exceed its plan.
     """
     plan = own.plan
-    # Where records are counted, no number of rounds or rows shows more of any of them.
+    # If records are counted, more rounds or rows reveal no more about any record.
     if not own.counts_records and (
         after.rounds > plan.rounds
         or after.row_releases > plan.row_releases
@@ -214,15 +74,15 @@ def require_planned(own: Session, after: Session, *, what: str) -> None:
 
 
 def require_rows(sessions: Sequence[Session], most: int | None, *, more: int) -> None:
-    """Refuse rows beyond those that all predictions of a model may ask for.
+    """Refuse rows beyond ``prediction.rows``, the limit for all predictions of a model.
 
     Args:
-        sessions: All of the model; the last one asks.
-        most: How many rows they may release; None for any number.
+        sessions: All sessions of the model; the last one makes the request.
+        most: Most rows of all predictions; None for any number.
         more: Rows of the request.
 
     Raises:
-        BudgetExceededError: If they are too many.
+        BudgetExceededError: If there are too many.
     """
     asked = sum(session.row_releases for session in sessions)
     if most is not None and asked + more > most:
@@ -233,13 +93,13 @@ def require_rows(sessions: Sequence[Session], most: int | None, *, more: int) ->
 
 
 def budget_of(sessions: Sequence[Session]) -> float | None:
-    """Return the epsilon that sessions of one budget keep together; None where nothing bounds it.
+    """Return the epsilon that sessions with a common budget may spend; None if unbounded.
 
-    With ``noise_multiplier`` it is what the run's first session planned, for all later ones.
-    Predictions then have no epsilon to keep.
+    With ``noise_multiplier`` it is the planned epsilon of the run's first session, for all later
+    ones too; predictions then have no bound.
 
     Args:
-        sessions: All that share the budget, in order; the last one is under way.
+        sessions: All sessions with this budget, in order; the last one is the current one.
     """
     first, own = sessions[0], sessions[-1]
     privacy = own.plan.privacy
@@ -253,14 +113,14 @@ def budget_of(sessions: Sequence[Session]) -> float | None:
 def over_budget(
     own: Session, epsilon: float, *, budget: float, spent: tuple[float, float], what: str
 ) -> BudgetExceededError:
-    """Return the refusal of what a run's own budget does not cover.
+    """Return the refusal of a request beyond a run's budget.
 
     Args:
         own: The session.
-        epsilon: What it would come to, with the sessions that share its budget.
-        budget: What they may spend.
-        spent: What its run has spent, and what the earlier sessions of the same budget have.
-        what: What was asked for.
+        epsilon: Epsilon that the sessions with this budget would reach.
+        budget: Epsilon that they may spend.
+        spent: Epsilon spent by its run, and by earlier sessions with the same budget.
+        what: The request, in words.
     """
     now, before = spent
     if own.model:
@@ -284,12 +144,12 @@ def over_budget(
 
 
 def over_limit(book: LedgerBook, after: Session, *, what: str) -> BudgetExceededError:
-    """Return the refusal of what the table's owner does not allow.
+    """Return the refusal of a request beyond the limit of the table's owner.
 
     Args:
-        book: Of the table.
-        after: The session as it would be.
-        what: What was asked for.
+        book: The table's book.
+        after: The session with the requested releases.
+        what: The request, in words.
     """
     unit, party = after.plan.privacy.unit, after.party
     limit, total = book.limits.get(unit), book.limited_total(after)
@@ -309,17 +169,15 @@ def over_limit(book: LedgerBook, after: Session, *, what: str) -> BudgetExceeded
     )
 
 
-# A party's record of its releases and of the privacy spent: charge, then release.
-
 _OF_A_FILE = ("federation", "settings", "party", "noise_share_std", "model")
 
 
 class Ledger:
-    """Book every release before it is made, and refuse what the budget does not cover.
+    """A party's ledger during a session: books every release before it is made, or refuses it.
 
-    Three bounds hold, each by itself. A session cannot release more rounds or rows than were
-    planned when its noise was chosen. All sessions of the run together keep ``privacy.epsilon`` or,
-    with ``noise_multiplier``, the epsilon of the first one's plan. And all runs on the table
+    There are three bounds. A session cannot release more rounds or rows than were planned when its
+    noise was chosen. All sessions of the run together keep ``privacy.epsilon`` or, with
+    ``noise_multiplier``, the planned epsilon of the first session. And all runs on the table
     together keep the limit of the table's owner, which no federation file can change.
 
     The file stays with its party. It never holds a record, a key or a representation.
@@ -338,27 +196,28 @@ class Ledger:
         settings: str = "",
         model: str = "",
     ) -> None:
-        """Open a ledger: a new one, or the one that lies there.
+        """Open a new or existing ledger, and begin a session.
 
         Args:
-            file: Its path, or the file, open; None keeps the record in memory only (the simulator).
-            party: Whose releases these are, by the federation's name.
-            plan: What this session will release.
-            noise_share_std: ``tau``, the noise that this session really adds, as
-                :meth:`ReleasePlan.noise_share_std` returned it; 0 for the mechanism ``none``.
-            durable: Whether every charge must outlive a crash of the machine.
-            run: The run's id, which all its sessions have in common; None begins a run.
+            file: Path of the ledger, or its open file; None keeps the record in memory only (the
+                simulator).
+            party: Name of the table's party in the federation.
+            plan: The session's plan of releases.
+            noise_share_std: ``tau``, the noise that this session adds, from
+                :meth:`ReleasePlan.noise_share_std`; 0 for the mechanism ``none``.
+            durable: Whether every charge must survive a crash of the machine.
+            run: The run's id, common to all its sessions; None begins a new run.
             federation: Its federation's name.
             settings: The digest of its federation file's settings.
             model: Id of the run whose kept model predicts; empty for a run that trains.
 
         Raises:
             ConfigError: If the file is in use, of another version, or cannot be opened.
-            PrivacyError: If the file was altered, or the run was charged for another unit before.
+            PrivacyError: If the file was changed, or the run was charged for another unit before.
         """
         self.party = party
         self.records: RecordCounts | None = None
-        """What counts a secondary's records, where each has a number of releases."""
+        """Counts of a secondary's records, if their number of releases is limited; else None."""
         self._file = file if isinstance(file, LedgerFile) else LedgerFile(file, durable=durable)
         self._book = self._file.book
         self.others = self._book.others  # as the file was when it was opened
@@ -383,21 +242,22 @@ class Ledger:
         self.run, self._own, self._uses = own.run, own, ReleaseCounts()
         self._go_on()
         self._book.sessions.append(own)
-        # Every charge keeps the plan: a limit that covers all of it need not be asked again.
+        # Every charge keeps the plan: a limit that covers the whole plan need not be checked again.
         self._covered = self._book.limit_covers(self._whole)
 
     def begin(self, plan: ReleasePlan, *, run: str) -> None:
-        """Begin another session in the same file, with the noise of the one before it.
+        """Begin another session in the same file, with the same noise.
 
-        Where records are counted, the session that is under way goes on with the request.
+        If records are counted, the current session continues with the request.
 
         Args:
-            plan: What it will release.
-            run: Its own id.
+            plan: The new session's plan.
+            run: The new session's run id.
 
         Raises:
-            BudgetExceededError: If the budget does not cover all of it; nothing is written then.
-            StorageError: If the disk takes no more.
+            BudgetExceededError: If the budget does not cover the whole plan; nothing is written
+                then.
+            StorageError: If the file cannot be written.
         """
         if self._own.goes_on_with(plan):
             own, self._uses = self._own, ReleaseCounts()
@@ -418,7 +278,7 @@ class Ledger:
             raise
 
     def _go_on(self) -> None:
-        """Take over what earlier sessions of this run leave to be kept."""
+        """Take over the unit and the released rows of this run's earlier sessions."""
         unit = self._own.plan.privacy.unit
         for session in self._sessions:
             if session.plan.privacy.unit != unit:
@@ -427,23 +287,23 @@ class Ledger:
                     f"before, and now asks for {unit!r}; restore the federation file, or begin "
                     f"another run"
                 )
-            if self._own.frozen:
+            if self._own.releases_once:
                 for first, last in session.released:
                     self._uses.add(np.arange(first, last + 1))
 
     @property
     def file(self) -> LedgerFile:
-        """The file itself, for countersigning."""
+        """The open file, for countersigning."""
         return self._file
 
     @property
     def path(self) -> Path | None:
-        """Where the record lies."""
+        """Path of the ledger; None in memory."""
         return self._file.path
 
     @property
     def head(self) -> str:
-        """The chain's head; keep it elsewhere to notice a ledger that was cut."""
+        """The chain's head; a copy elsewhere reveals a cut ledger."""
         return self._file.head
 
     @property
@@ -468,56 +328,56 @@ class Ledger:
 
     @property
     def linked_rows(self) -> int | None:
-        """What this run has answered on how many rows are linked, in any of its sessions."""
+        """The linked-row count that this run has reported, in any of its sessions."""
         row_counts = (session.linked_rows for session in self._sessions)
         return next((linked for linked in row_counts if linked is not None), None)
 
     @property
     def link_counts_due(self) -> int:
-        """How often this run still has to answer how many rows are linked: once, or never again."""
+        """Number of linked-row counts that this run still has to report: 1 or 0."""
         due = self._own.plan.linked_rows is not None
         return int(due and not any(session.link_counts for session in self._sessions))
 
     @property
     def released_rows(self) -> Int64[np.ndarray, " released"]:
         """Ids of the rows that a frozen run released, in all its sessions and in order."""
-        return self._uses.rows if self._own.frozen else np.zeros(0, dtype=np.int64)
+        return self._uses.rows if self._own.releases_once else np.zeros(0, dtype=np.int64)
 
     @property
     def epsilon_spent(self) -> float:
-        """Epsilon of this run, at its delta: of all its sessions together; rounded up.
+        """Epsilon of all sessions of this run at its delta, rounded up.
 
-        Where records are counted, all requests to the model are one run.
+        If records are counted, all requests to the model count as one run.
         """
         own = self.budget_sessions if self._own.counts_records else self._sessions
         return epsilon_of_sessions(own, delta=self._delta)
 
     @property
     def total(self) -> float:
-        """Epsilon of all runs on the table, for this run's unit and at its delta; rounded up."""
+        """Epsilon of all runs on the table for this run's unit at its delta, rounded up."""
         return self._book.total(self._own.plan.privacy.unit, delta=self._delta)
 
     @property
     def runs(self) -> int:
-        """Runs on the table that spent anything for this run's unit, and programs."""
+        """Number of runs on the table with spending for this run's unit, and of programs."""
         return len(self._book.runs(unit=self._own.plan.privacy.unit)) + len(self._book.programs)
 
     @property
     def has_spent(self) -> bool:
-        """Whether anything at all is booked."""
+        """Whether any spending is booked."""
         return bool(self._book.runs())
 
     def outlook(self) -> Outlook:
-        """Return what the run may spend, and what was spent on its table before."""
+        """Return the run's planned spending, and earlier spending on its table."""
         return self._book.outlook(self._own, self._whole, budget=budget_of(self.budget_sessions))
 
     def require_room(self, *, rounds: int, row_releases: int, passes: int) -> None:
-        """Refuse a run that could not finish; call it before anything is sent.
+        """Refuse a run that could not finish within the budget; call it before anything is sent.
 
         Args:
-            rounds: Releases still to be made, >= 0.
-            row_releases: Their rows, summed; >= ``rounds``.
-            passes: Most of them that one row will be in.
+            rounds: Number of remaining releases, >= 0.
+            row_releases: Sum of their rows, >= ``rounds``.
+            passes: Largest number of them with the same row.
 
         Raises:
             BudgetExceededError: If the budget does not cover them.
@@ -537,24 +397,25 @@ class Ledger:
     def charge(
         self, *, round_number: int, rows: Int64[np.ndarray, " batch"], purpose: str
     ) -> float:
-        """Book one release, durably; call it before the release, never after.
+        """Book one release durably; call it before the release, never after.
 
-        A round that is aborted afterwards stays booked: others may have seen it. A training round
-        of a dp-trained encoder is booked with the update that follows from it, made or not.
+        A round that is aborted afterwards stays booked, since others may have seen it. A training
+        round of a dp-trained encoder is booked with the following update, made or not.
 
         Args:
-            round_number: Rises within a session, from 1 on; a retry is a new round.
-            rows: Ids of the release's rows; the file gets their number, and how often the most
-                released of them was released. Of frozen encoders it gets the ids.
-            purpose: What for; every purpose is charged alike.
+            round_number: Number of the round, from 1 on, rising within a session; a retry is a new
+                round.
+            rows: Ids of the release's rows. The file gets their number and the largest release
+                count among them; for frozen encoders also the ids.
+            purpose: Purpose of the release; every purpose costs the same.
 
         Returns:
-            Epsilon of this run, this release included; rounded up.
+            Epsilon of this run including this release, rounded up.
 
         Raises:
             BudgetExceededError: If the budget or the plan does not cover it. Nothing is booked
-                then, and the caller must not release.
-            ConfigError: If the disk takes no more.
+                then, and the caller must not release anything.
+            ConfigError: If the file cannot be written.
             PrivacyError: If the round was charged before, or the ledger is closed.
         """
         checks.whole(round_number=round_number)
@@ -569,7 +430,7 @@ class Ledger:
         if not 0 <= int(rows.min()) <= int(rows.max()) < MOST_ROWS:
             raise PrivacyError(f"{self.party}: {what} asks for rows that no table has")
         passes = self._uses.most_with(rows)
-        if self._own.frozen and passes > plan.releases_per_row:
+        if self._own.releases_once and passes > plan.releases_per_row:
             raise BudgetExceededError(
                 f"{self.party}: {what} asks for rows that this run has released before; a frozen "
                 f"encoder releases a row {plan.releases_per_row} times at most, whatever became of "
@@ -584,7 +445,7 @@ class Ledger:
                 "passes": passes,
                 "purpose": purpose,
                 "epsilon": finite_or_none(epsilon),
-                **({"released": ranges_of(rows)} if self._own.frozen else {}),
+                **({"released": ranges_of(rows)} if self._own.releases_once else {}),
                 **({"counts": self.records.head} if self.records else {}),
             }
         )
@@ -593,10 +454,10 @@ class Ledger:
         return epsilon
 
     def charge_fitting(self) -> float:
-        """Book the fitting of a frozen encoder, durably; call it before its noise is drawn.
+        """Book the fitting of a frozen encoder durably; call it before its noise is drawn.
 
         Returns:
-            Epsilon of this run, the fitting included; rounded up.
+            Epsilon of this run including the fitting, rounded up.
 
         Raises:
             BudgetExceededError: If the budget does not cover it; nothing is booked then.
@@ -612,67 +473,92 @@ class Ledger:
         self._own.fits += 1
         return epsilon
 
-    def charge_link_count(self, draw: Callable[[], int] | None = None) -> float:
-        """Book how many rows are linked, durably, with the number itself; once a run.
+    def charge_link_count(self) -> None:
+        """Book secondaries' answers on how many rows are linked, once a run, at the primary.
 
-        The line has the number, so that there is no moment at which it is charged and not known, or
-        known and not charged.
+        Raises:
+            BudgetExceededError: If the budget does not cover it; nothing is booked then.
+            PrivacyError: If this run has no such number, or has answered before.
+        """
+        self._book_link_count(self._cost_of_link_count(), None)
+
+    def charge_own_link_count(self, draw: Callable[[], int]) -> int:
+        """Book how many rows are linked, durably, and return it: a secondary's answer, once a run.
+
+        The line holds the number, so that it is charged and known at the same moment.
 
         Args:
-            draw: Draws a secondary's noised number; None at the primary, which has none to give.
-
-        Returns:
-            Epsilon of this run, the number included; rounded up.
+            draw: Draws the noised number.
 
         Raises:
             BudgetExceededError: If the budget does not cover it; nothing is drawn or booked then.
-            PrivacyError: If this run has no such number, or has answered before.
+            PrivacyError: If this run reports no such number, or has reported it before.
         """
+        epsilon = self._cost_of_link_count()
+        linked = draw()
+        self._book_link_count(epsilon, linked)
+        return linked
+
+    def _cost_of_link_count(self) -> float:
+        """Return the epsilon of this run with one more answer, which must be due and covered."""
         if not self.link_counts_due:
             raise PrivacyError(
                 "how many rows are linked is said once in a run, where it is planned"
             )
-        epsilon = self._require(
+        return self._require(
             rounds=0, rows=0, passes=0, link_counts=1, what="saying how many rows are linked"
         )
-        linked, kind = None if draw is None else draw(), "link-count"
+
+    def _book_link_count(self, epsilon: float, linked: int | None) -> None:
+        kind = "link-count"
         self._file.append({"kind": kind, "linked": linked, "epsilon": finite_or_none(epsilon)})
         self._own.link_counts += 1
         self._own.linked_rows = linked
-        return epsilon
 
     def count_records(self, folder: Path, keys: KeyTable) -> None:
-        """Hold what counts in how many rows of predictions each record was released.
+        """Open the counts of each record's releases in predictions.
 
         Args:
             folder: The secondary's own in the run folder.
-            keys: Of its records.
+            keys: Keys of the secondary's records.
 
         Raises:
             ConfigError: If the file cannot be opened, or is in use.
-            PrivacyError: If it is missing, damaged, or not of the same time as this ledger.
+            PrivacyError: If it is missing, damaged, or does not match this ledger.
         """
         if self.records is None:
             last, lost = None, False
             for session in self.budget_sessions:
-                # What was booked anew covers counts of any time, until they are booked again.
+                # A promise booked again after restoring covers outdated counts, until counts are
+                # booked again.
                 if session.lost or session.counts:
                     last, lost = session.counts, session.lost
             self.records = RecordCounts(folder, self._file, keys, last=last, lost=lost)
 
-    def require_same_release(self, digest: str) -> None:
-        """Book what a frozen run makes its release with, and hold later sessions to the same.
+    @property
+    def record_counts(self) -> RecordCounts:
+        """Counts of each record's releases in predictions.
 
-        Sessions of one run that name the same are one fixed answer; others add up.
+        Raises:
+            PrivacyError: If they are not held; see :meth:`count_records`.
+        """
+        if self.records is None:
+            raise PrivacyError(f"{self.party}: releases of records are not counted here")
+        return self.records
+
+    def require_same_release(self, digest: str) -> None:
+        """Book the digest of a frozen run's release, which all its sessions must share.
+
+        Sessions of one run with the same digest are one fixed answer; others add up.
 
         Args:
-            digest: Of all that the release is a function of, but for its rows and its noise:
+            digest: Digest of everything that determines the release except its rows and noise:
                 links, secret sample, encoder.
 
         Raises:
-            PrivacyError: If the run released with others before.
+            PrivacyError: If the run released with another digest before.
         """
-        if not self._own.frozen:
+        if not self._own.releases_once:
             raise PrivacyError("only a frozen encoder makes one release in parts")
         for session in self._sessions:
             if session.release not in (None, digest):
@@ -686,10 +572,10 @@ class Ledger:
             self._own.release = digest
 
     def require_history(self, head: str) -> None:
-        """Refuse a ledger that does not hold the line whose hash was ``head``.
+        """Refuse a ledger whose chain does not contain ``head``.
 
         Raises:
-            PrivacyError: If the ledger was cut, or is another one.
+            PrivacyError: If the ledger was cut or exchanged.
         """
         *earlier, _ = self._sessions
         restored = [session.lost for session in earlier if session.has_spent][-1:] == [True]
@@ -702,29 +588,29 @@ class Ledger:
             )
 
     def close(self) -> None:
-        """Let the files go; later charges raise."""
+        """Close the files; later charges raise."""
         if self.records is not None:
             self.records.close()
         self._file.close()
 
     @property
     def _sessions(self) -> list[Session]:
-        """This run's, in order; its last one is this one."""
+        """This run's sessions, in order; the last one is the current one."""
         return [session for session in self._book.sessions if session.run == self.run]
 
     @property
     def sessions(self) -> list[Session]:
-        """All on the table, in order; the last one is this one."""
+        """All sessions on the table, in order; the last one is the current one."""
         return self._book.sessions
 
     @property
     def budget_sessions(self) -> list[Session]:
-        """Sessions that keep one epsilon with this one, in order; the last one is this one."""
+        """Sessions that share this one's budget, in order; the last one is the current one."""
         return [session for session in self._book.sessions if session.shares_budget_with(self._own)]
 
     @property
     def _whole(self) -> Session:
-        """This session as it would be with everything released that is planned."""
+        """This session with everything planned released."""
         plan = self._own.plan
         return self._own.with_more(
             rounds=plan.rounds,
@@ -738,11 +624,11 @@ class Ledger:
         return self._own.plan.privacy.delta
 
     def _require(self, *, what: str, **more: int) -> float:
-        """Return the run's epsilon with so many more releases, if all bounds allow them.
+        """Return the run's epsilon with further releases, if all bounds allow them.
 
         Args:
-            what: What is asked for, in words.
-            more: As :meth:`Session.with_more` takes it.
+            what: The request, in words.
+            more: Arguments of :meth:`Session.with_more`.
         """
         after = self._own.with_more(**more)
         require_planned(self._own, after, what=what)
@@ -752,295 +638,7 @@ class Ledger:
         if budget is not None and not epsilon <= budget:  # written so that NaN fails
             spent = self.epsilon_spent, epsilon_of_sessions(earlier, delta=self._delta)
             raise over_budget(self._own, epsilon, budget=budget, spent=spent, what=what)
-        # What the table's owner does not allow, no federation file changes.
+        # No federation file changes the limit of the table's owner.
         if not (self._covered or self._book.limit_covers(after)):
             raise over_limit(self._book, after, what=what)
         return epsilon
-
-
-# A table's ledger as its owner reads it: runs, totals, limits; and how the owner sets one.
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LabelsSpent(LabelTotal):
-    """Label releases of all runs on a table."""
-
-    runs: int
-
-
-def labels_spent(sessions: Iterable[Session]) -> LabelsSpent | None:
-    """Return what sessions released of labels together; None without such a release."""
-    released = [session for session in sessions if session.labels]
-    total = labels_total(label for session in released for label in session.labels)
-    if total is None:
-        return None
-    return LabelsSpent(runs=len({session.run for session in released}), **asdict(total))
-
-
-def label_figures(own: Sequence[Session], table: Sequence[Session]) -> dict[str, float | None]:
-    """Return what a run's sessions released of labels, and all on the table, by name.
-
-    Returns:
-        ``epsilon`` against one secondary and ``together`` against all of them, at ``delta``;
-        ``total_epsilon`` and ``total_together`` of all ``runs`` on the table; each None where the
-        run released none.
-    """
-    run, total = labels_spent(own), labels_spent(table)
-    if run is None or total is None:
-        names = ("epsilon", "together", "delta", "total_epsilon", "total_together", "runs")
-        return dict.fromkeys(names)
-    return {
-        "epsilon": run.epsilon,
-        "together": run.together,
-        "delta": run.delta,
-        "total_epsilon": total.epsilon,
-        "total_together": total.together,
-        "runs": total.runs,
-    }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunSpent:
-    """What one run spent."""
-
-    run: str
-    federation: str
-    party: str
-    """Name of the table's party in the federation."""
-    began: str
-    """In UTC."""
-    sessions: int
-    unit: str
-    encoder: str
-    epsilon: float | None
-    """All its sessions together; None: no bound."""
-    delta: float
-    releases: int
-    row_releases: int
-    lost: bool
-    """True if some promise of the run has releases in no line, as the ledger was restored."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class UnitSpent:
-    """What all runs spent for one unit; totals of different units do not add up."""
-
-    unit: str
-    epsilon: float | None
-    """None: no bound, as where a program has read the table."""
-    delta: float
-    """The limit's; without one, the smallest of the runs'."""
-    runs: int
-    limit: float | None
-    """None: the owner has set none."""
-    left: float | None
-    """Epsilon left of the limit; programs that the owner allows take nothing of it."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LedgerSummary:
-    """What a ledger says."""
-
-    ledger: str
-    runs: tuple[RunSpent, ...]
-    """In the order in which they began."""
-    units: tuple[UnitSpent, ...]
-    programs: tuple[ProgramUse, ...]
-    """Programs that have read the table, in the order in which they ran."""
-    programs_allowed: bool
-    """True if the owner lets the next program read the table."""
-    labels: LabelsSpent | None
-    """Releases of the table's own labels, which only a primary has; None where there was none."""
-    head: str
-    """Hash of the last line."""
-
-
-def summary_of(path: Path) -> LedgerSummary:
-    """Read a ledger while no run holds it; nothing is written.
-
-    Raises:
-        ConfigError: If it cannot be opened, is in use, or is of another version.
-        PrivacyError: If it was altered.
-    """
-    file = LedgerFile(path, read_only=True)
-    try:
-        book = file.book
-        runs = [_run_spent(sessions) for sessions in book.runs().values()]
-        units = [_unit_spent(book, unit) for unit in book.units]
-        return LedgerSummary(
-            ledger=str(path),
-            runs=tuple(runs),
-            units=tuple(units),
-            programs=tuple(book.programs),
-            programs_allowed=book.allows_programs,
-            labels=labels_spent(book.sessions),
-            head=file.head,
-        )
-    finally:
-        file.close()
-
-
-def set_limit(path: Path, limit: Limit) -> UnitSpent:
-    """Append a limit to a table's ledger, making the file where needed; the newest one holds.
-
-    Returns:
-        What is spent of it.
-
-    Raises:
-        ConfigError: If the ledger cannot be opened or written, is in use, or is of another version.
-        PrivacyError: If it was altered.
-    """
-    file = LedgerFile(path)
-    try:
-        book = file.book
-        limit = replace(limit, time=now())
-        file.append(limit.line())
-        book.limits[limit.unit] = limit
-        return _unit_spent(book, limit.unit)
-    finally:
-        file.close()
-
-
-def allow_programs(path: Path, *, allowed: bool) -> None:
-    """Append whether programs may read a table, making the file where needed; the newest one holds.
-
-    Raises:
-        ConfigError: As :func:`set_limit`.
-        PrivacyError: As :func:`set_limit`.
-    """
-    with contextlib.closing(LedgerFile(path)) as file:
-        file.append({"kind": "programs", "version": VERSION, "allowed": allowed, "time": now()})
-
-
-def book_restored(path: Path) -> list[RunSpent]:
-    """Book what a ledger that was restored from a copy may lack: every promise that is open.
-
-    Each of :meth:`LedgerBook.open_promises` counts once more, in full. Whoever does it twice has
-    booked twice: nobody can know that nothing was released in between. Only a ledger that ends with
-    the head which the run that found it damaged has noted lacks nothing, and gets no line.
-
-    Returns:
-        What was booked, a promise each.
-
-    Raises:
-        ConfigError: If there is no ledger, it cannot be opened or written, or is in use.
-        PrivacyError: If it was altered.
-    """
-    if not path.exists():
-        raise ConfigError(f"ledger {path}: is not there; put the newest copy of it there first")
-    with contextlib.closing(LedgerFile(path, restores=True)) as file:
-        book, promises = file.book, file.book.open_promises()
-        before = len(book.sessions)
-        if promises and file.noted_head != file.head:
-            line = {"kind": RESTORED, "version": VERSION, "time": now(), "promises": promises}
-            file.append(line)
-            book.take(line, f"ledger {path}")
-        try:
-            file.note.unlink(missing_ok=True)
-        except OSError as error:
-            raise ConfigError(
-                f"ledger {path}: is booked; remove {file.note} by hand ({error.strerror})"
-            ) from None
-        return [_run_spent([session]) for session in book.sessions[before:]]
-
-
-def _run_spent(sessions: list[Session]) -> RunSpent:
-    first, privacy = sessions[0], sessions[-1].plan.privacy
-    epsilon = epsilon_of_sessions(sessions, delta=privacy.delta)
-    return RunSpent(
-        run=first.run,
-        federation=first.federation,
-        party=first.party,
-        began=first.time,
-        sessions=len(sessions),
-        unit=privacy.unit,
-        encoder=privacy.encoder,
-        epsilon=finite_or_none(epsilon),
-        delta=privacy.delta,
-        releases=sum(session.rounds for session in sessions),
-        row_releases=sum(session.row_releases for session in sessions),
-        lost=any(session.lost for session in sessions),
-    )
-
-
-def _unit_spent(book: LedgerBook, unit: str) -> UnitSpent:
-    runs, limit = book.runs(unit=unit), book.limits.get(unit)
-    deltas = [session.plan.privacy.delta for sessions in runs.values() for session in sessions]
-    delta = limit.delta if limit else min(deltas)
-    epsilon = book.total(unit, delta=delta)
-    return UnitSpent(
-        unit=unit,
-        epsilon=finite_or_none(epsilon),
-        delta=delta,
-        runs=len(runs),
-        limit=limit.epsilon if limit else None,
-        left=book.epsilon_left(unit),
-    )
-
-
-def lines_of_run(path: Path, run: str) -> list[dict[str, Any]]:
-    """Return what a ledger holds of one run, one mapping a line, as its sessions wrote them.
-
-    Raises:
-        ConfigError: If there is no ledger.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-        lines = [strict_json(line, depth=MOST_LEVELS) for line in text.splitlines()]
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"ledger {path}: cannot be read ({error})") from None
-    run_lines, current = [], ""
-    for line in lines:
-        current = run_after(line, current)
-        if current == run:
-            run_lines.append(line)
-    return run_lines
-
-
-# A run's privacy figures, computed again from a ledger's lines.
-
-
-def until_end(entries: Sequence[Mapping[str, Any]], run: str) -> Sequence[Mapping[str, Any]]:
-    """Return a ledger's lines up to a run's last; later runs on the table are not in its figures.
-
-    Args:
-        entries: All lines.
-        run: The run's id.
-    """
-    current, end = "", 0
-    for number, entry in enumerate(entries, 1):
-        current = run_after(entry, current)
-        if current == run:
-            end = number
-    return entries[:end]
-
-
-def recompute_figures(entries: Sequence[Mapping[str, Any]], run: str) -> dict[str, float | None]:
-    """Return a run's privacy figures by name, as its ledger's lines give them.
-
-    Args:
-        entries: The ledger's lines up to the run's end.
-        run: Its id.
-
-    Returns:
-        ``epsilon`` of the run and ``total_epsilon`` of all runs on the table, both at the run's
-        delta and for its unit (None: no bound), ``releases`` and ``row_releases``; and those of
-        labels, ``labels.epsilon`` and so on (None too where none was released).
-
-    Raises:
-        PrivacyError: If they are no ledger's lines, or hold nothing of the run.
-    """
-    book = LedgerBook()
-    book.read(entries, where="the ledger")
-    sessions = [session for session in book.sessions if session.run == run]
-    if not sessions:
-        raise PrivacyError(f"no session of run {run} was opened in it")
-    privacy = sessions[-1].plan.privacy
-    labels = label_figures(sessions, book.sessions)
-    return {
-        "epsilon": finite_or_none(epsilon_of_sessions(sessions, delta=privacy.delta)),
-        "total_epsilon": finite_or_none(book.total(privacy.unit, delta=privacy.delta)),
-        "releases": sum(session.rounds for session in sessions),
-        "row_releases": sum(session.row_releases for session in sessions),
-        **{f"labels.{name}": value for name, value in labels.items()},
-    }

@@ -1,13 +1,13 @@
-"""In how many rows of predictions each of a secondary's records was released, for one kept model.
+"""Counts of a secondary's records: in how many predicted rows of a model each was released.
 
-A chained file of the secondary's own (:mod:`securevfl.ledger.chain`): ``table`` lines say which
-records are counted, by a hash of their keys; ``released`` lines name the records of one release,
-once a row, and lie on the disk before the release is booked. The ledger's line of that release
-holds the head after it, and the line holds the ledger's head before it. So a file that is missing,
-cut or older than the ledger is noticed, and so is a ledger that is older than the file. The line of
-a release that was not booked stays: a count may be too high after a crash, never too low.
+They are in a chained file of the secondary (:mod:`securevfl.ledger.chain`). ``table`` lines
+identify the counted records by a hash of their keys. ``released`` lines name the records of one
+release, once for each row, and are on the disk before the release is booked. Each refers to the
+ledger's head before the release, and the ledger's line of the release to this file's head after it.
+So a missing, cut or outdated file is noticed, and so is an outdated ledger. The line of a release
+that was not booked stays: after a crash a count may be too high, never too low.
 
-Nothing here leaves the party; how long a line is depends on which records there are.
+Nothing here leaves the party; the length of a line depends on the table's records.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ FILE: Final = "records-ledger.jsonl"
 
 
 class RecordCounts(ChainedFile):
-    """The counts, held open: no other process writes to the file until it is closed."""
+    """The open file of record counts, locked against other processes."""
 
     def __init__(
         self,
@@ -37,21 +37,22 @@ class RecordCounts(ChainedFile):
         last: str | None,
         lost: bool = False,
     ) -> None:
-        """Open the file and check that it is of this table and of the ledger as it is now.
+        """Open the file and check that it belongs to this table and to the ledger's present state.
 
-        The table may have new records after those that are counted; their counts are zero.
+        The table may have new records after the counted ones; their counts are zero.
 
         Args:
-            folder: The secondary's own in the run folder; None keeps the counts in memory only.
-            ledger: The secondary's own, open for a request; a line is as durable as its lines.
-            keys: The secondary's.
-            last: The head of this file that the ledger has; None where it has none.
-            lost: Whether the ledger was restored from a copy, and has booked one promise more since
-                the last release: then counts of any time go on, also none.
+            folder: The secondary's folder in the run folder; None keeps the counts in memory only.
+            ledger: The secondary's ledger, open for a request; lines here are as durable as its
+                lines.
+            keys: The secondary's keys.
+            last: The head of this file in the ledger; None if the ledger has none.
+            lost: Whether the ledger was restored from a copy and has booked another promise since
+                the last release, so that outdated or missing counts are accepted.
 
         Raises:
             ConfigError: If the file cannot be opened, or is in use.
-            PrivacyError: If it was altered, or is not the one that releases were counted in.
+            PrivacyError: If it was changed, or is not the file in which releases were counted.
         """
         path = None if folder is None else folder / FILE
         self._ledger, self._keys = ledger, keys
@@ -81,20 +82,20 @@ class RecordCounts(ChainedFile):
     def admit(
         self, records: Int64[np.ndarray, "rows slots"], *, most: int
     ) -> Bool[np.ndarray, "rows slots"]:
-        """Count the records of a release, and return in which rows each of them takes part.
+        """Count the records of a release, and return a mask of the slots that take part.
 
-        A record takes part in the first of its rows, in the order of the release, until it was
-        released in ``most`` rows. That is a function of the rows that linking gave it and of its
-        own count: whether another record is there changes nothing of it. Distances would not do,
-        since some protections show a record's place among the others in their stead.
+        A record takes part in its first rows, in the order of the release, until it was released in
+        ``most`` rows. This depends only on the record's linked rows and its count, not on other
+        records. Distances are not used, since some protections replace them by a rank among
+        records.
 
         Args:
             records: Record numbers by row; :data:`NO_RECORD` for an empty slot.
-            most: N, the rows that a record may be released in.
+            most: N, the number of rows that a record may be released in.
 
         Raises:
-            PrivacyError: If the file was altered under this process.
-            StorageError: If the disk takes no more; nothing is counted then.
+            PrivacyError: If another process changed the file.
+            StorageError: If the file cannot be written; nothing is counted then.
         """
         flat = records.ravel()
         taken = np.flatnonzero(flat != NO_RECORD)
@@ -102,7 +103,7 @@ class RecordCounts(ChainedFile):
         place = place_in_run(np.unique(flat[taken], return_counts=True)[1])
         taken = taken[self._counts[flat[taken]] + place < most]
         released = flat[taken]
-        # Also where there is none: whether a line is written depends on no record.
+        # Written even without a record, so that the number of lines depends on no record.
         content = {"ledger": self._ledger.head, "records": released.tolist()}
         self.append({"kind": "released", **content})
         np.add.at(self._counts, released, 1)
@@ -111,10 +112,10 @@ class RecordCounts(ChainedFile):
         return admitted.reshape(records.shape)
 
     def _count(self, entry: dict[str, Any], where: str) -> None:
-        """Take in a line of the file.
+        """Add a line of the file.
 
         Raises:
-            PrivacyError: If it is none, or the table no longer has the records that it speaks of.
+            PrivacyError: If the line is invalid, or the table no longer has its records.
         """
         try:
             records = entry["records"]
@@ -133,6 +134,6 @@ class RecordCounts(ChainedFile):
             raise PrivacyError(f"{where}: is no line that counts records") from None
 
     def _digest(self, records: int) -> str:
-        """Return the hash of the keys of the first so many records."""
+        """Return the hash of the keys of the first ``records`` records."""
         kept = {name: values[:records].tolist() for name, values in self._keys.columns.items()}
         return hashlib.sha256(repr(kept).encode()).hexdigest()

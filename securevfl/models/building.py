@@ -1,4 +1,4 @@
-"""Build a family's models, and hold them to what they claim before a run depends on it.
+"""Build a family's models and check that they match the family's description.
 
 B = 2 rows, K = links of a row, F = features, D = key dimension, L and H = shape of the cut.
 """
@@ -16,14 +16,12 @@ from torch.func import functional_call, grad, vmap
 from securevfl.core import errors
 from securevfl.models.family import AnyFamily, Bottom, FamilySettings, Top
 
-# Bottom models evaluated row by row, so that no row of a batch depends on another.
-
 Forward: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 """A bottom model's function of features, keys, and the mask of present links."""
 
 
 def row_by_row(bottom: nn.Module) -> Forward:
-    """Return a bottom model's function that treats each row as a separate batch.
+    """Return a bottom model's function that computes each row as a separate batch.
 
     ``torch.func.vmap`` gives the model one row at a time and computes all rows at once. A model
     that depends on a value (``if x.sum() > 0``, ``x.item()``), or writes values into a buffer,
@@ -42,15 +40,13 @@ def row_by_row(bottom: nn.Module) -> Forward:
 
     def together(features: Tensor, keys: Tensor, present: Tensor) -> Tensor:
         with warnings.catch_warnings():
-            # Some layers, of attention above all, then go row after row; that is slower, not wrong.
+            # Some layers, attention above all, then run row after row; that is slower, not wrong.
             warnings.filterwarnings("ignore", message="There is a performance drop")
             out: Tensor = each(features, keys, present)
             return out
 
     return together
 
-
-# Building of a family's models, with checks of what they claim.
 
 _ROWS: Final = 2
 
@@ -78,8 +74,8 @@ def bottom_of(
     Arguments are those of :meth:`Family.build_bottom` and of :func:`check_bottom`.
 
     Raises:
-        ConfigError: If the family fails to build it, or builds another.
-        PrivacyError: If it does not treat each record separately although it must or claims to.
+        ConfigError: If building fails, or the result does not match the family's description.
+        PrivacyError: If it mixes records although it must not, or claims not to.
     """
     with _blame_family(family, "bottom", "can't be built"):
         bottom = family.build_bottom(
@@ -110,7 +106,7 @@ def top_of(
     Arguments are those of :meth:`Family.build_top`.
 
     Raises:
-        ConfigError: If the family fails to build it, or builds another.
+        ConfigError: If building fails, or the result does not match the family's description.
     """
     with _blame_family(family, "top", "can't be built"):
         top = family.build_top(
@@ -145,9 +141,9 @@ def check_bottom(
         pooled: Whether the release code averages K record-wise vectors.
 
     Raises:
-        ConfigError: If its output has another shape than the cut, or an attribute is missing.
-        PrivacyError: If it claims to treat each record separately and does not, or must and does
-            not claim it: the sensitivity of a release would be larger than the accounted one.
+        ConfigError: If its output does not have the shape of the cut, or an attribute is missing.
+        PrivacyError: If it wrongly claims to treat each record separately, or must do so and does
+            not claim it: a release would have a larger sensitivity than accounted for.
     """
     if not _has_all_of(Bottom, bottom):
         raise errors.ConfigError(f"{_model_of(family, 'bottom')} lacks positions or recordwise")
@@ -204,14 +200,16 @@ def require_rows_apart(
     num_features: int,
     key_dim: int,
     encoder: str,
+    learns: bool,
+    noises_updates: bool,
 ) -> None:
-    """Refuse a bottom model in which rows of a batch depend on each other.
+    """Refuse a bottom model that lets rows of a batch depend on each other.
 
     Five rows, one of them 10^4 times as large and one without links, must give the same results in
     one batch and one by one, to within 10^-4 of the row's largest number, and again after another
-    batch. That is a trial: mixing at rare values only is not found, and models that draw at random
-    without a dropout layer are not compared. The model is also run by :func:`row_by_row`, which
-    depends on no values; with a dp-trained encoder, so are its gradients.
+    batch. This is a trial: it does not notice mixing that happens for rare values only, and does
+    not compare models that draw at random without a dropout layer. The model must also run by
+    :func:`row_by_row`, for any values; with a dp-trained encoder, its gradients too.
 
     Args:
         family: The family.
@@ -219,7 +217,9 @@ def require_rows_apart(
         bottom: The model, on the CPU; it is not changed.
         num_features: Feature columns of the secondary's table.
         key_dim: Key columns.
-        encoder: ``privacy.encoder``.
+        encoder: ``privacy.encoder``, for the message.
+        learns: Whether the model trains.
+        noises_updates: Whether each row's gradient is clipped, and their sum noised.
 
     Raises:
         PrivacyError: If it mixes rows, keeps state between batches, or cannot be computed row by
@@ -243,13 +243,15 @@ def require_rows_apart(
                     f"and the guarantee of encoder = {encoder!r} would not hold; compute each row "
                     f"from its own links only"
                 )
-        _require_vectorised(family, model.train(encoder != "frozen"), rows, encoder=encoder)
+        _require_vectorised(
+            family, model.train(learns), rows, encoder=encoder, gradients=noises_updates
+        )
 
 
 def _prepare_inputs(
     model: nn.Module, links: int, num_features: int, key_dim: int, *, seed: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Perturb a model's weights, and return features, keys and the mask of present links."""
+    """Perturb a model's weights; return features, keys and a mask of links for a trial."""
     random = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
         # Weights that start at zero would hide dependences.
@@ -260,12 +262,12 @@ def _prepare_inputs(
     keys = torch.randn(_TRIED_ROWS, links, key_dim, generator=random) * size
     present = torch.rand(_TRIED_ROWS, links, generator=random) < 0.7
     present[:2], present[2] = True, False
-    # As in a run: zeros where there is no record.
+    # As in a run, absent records are zeros.
     return features * present.unsqueeze(-1), keys * present.unsqueeze(-1), present
 
 
 def _seen_by_others(model: nn.Module, rows: tuple[Tensor, Tensor, Tensor]) -> str | None:
-    """Return in words how a model's rows depend on each other; None if nothing is found.
+    """Return in words how a model's rows depend on each other; None if they do not.
 
     A model that draws at random without a dropout layer is not compared.
     """
@@ -294,7 +296,12 @@ def _seen_by_others(model: nn.Module, rows: tuple[Tensor, Tensor, Tensor]) -> st
 
 
 def _require_vectorised(
-    family: AnyFamily, model: nn.Module, rows: tuple[Tensor, Tensor, Tensor], *, encoder: str
+    family: AnyFamily,
+    model: nn.Module,
+    rows: tuple[Tensor, Tensor, Tensor],
+    *,
+    encoder: str,
+    gradients: bool,
 ) -> None:
     """Refuse a model whose rows, or gradients of rows, ``torch.func`` cannot compute."""
     weights = {name: value.detach() for name, value in model.named_parameters()}
@@ -308,7 +315,7 @@ def _require_vectorised(
         with torch.random.fork_rng(devices=[]):
             with torch.no_grad():
                 row_by_row(model)(*rows)
-            if encoder == "dp-trained":
+            if gradients:
                 vmap(grad(taught), in_dims=(None, 0, 0, 0), randomness="different")(weights, *rows)
     except Exception as error:
         if errors.OutOfMemoryError.stands_behind(error):
@@ -356,7 +363,7 @@ def check_top(
 
 @contextmanager
 def _evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Evaluate a model without changing it or any random stream."""
+    """Evaluate a model in the block, without changing it or any random stream."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -388,7 +395,7 @@ def _call(
 
 @contextmanager
 def _blame_family(family: AnyFamily, half: str, what: str) -> Iterator[None]:
-    """Raise errors of a family's code as one line that names the family."""
+    """Raise an error of a family's code as one line that names the family."""
     try:
         yield
     except errors.SecureVflError:

@@ -1,8 +1,8 @@
-"""Training passes as CUDA graphs: one launch in place of hundreds.
+"""Training passes as CUDA graphs: one launch instead of hundreds.
 
-A kernel of a small network takes a GPU less time than its launch takes the CPU. What a network does
-with a batch is therefore captured once for each shape of its inputs, forwards and back, and then
-replayed. Whatever decides something by a value, or waits, stays outside.
+Kernels of a small network take the GPU less time than launching them takes the CPU. So forward and
+backward pass are captured once for each shape of inputs, and then replayed. Code that branches on
+values, or waits, stays outside.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -21,16 +21,19 @@ from securevfl.models.family import Stackable
 MOST: Final = 8
 """Shapes that one computation is captured for; batches of further shapes are launched."""
 
+_WARM_UPS: Final = 3
+"""Passes before a capture, in which libraries allocate memory and choose algorithms."""
+
 
 class Replays:
-    """A function of tensors, launched as it is or replayed from what a GPU has captured of it."""
+    """A function of tensors whose training passes a GPU captures and replays."""
 
     def __init__(self, compute: Callable[..., Tensor], *, name: str) -> None:
-        """Make it.
+        """Wrap a function.
 
         Args:
             compute: Returns one tensor from all inputs and then all weights.
-            name: What logs call it.
+            name: Name in logs.
         """
         self._compute = compute
         self._name = name
@@ -38,13 +41,13 @@ class Replays:
         self._launches = False
 
     def __call__(self, inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
-        """Return what is computed, on the autograd graph where gradients are enabled.
+        """Return the function's result, on the autograd graph if gradients are enabled.
 
-        A replay's result lies in memory that the next replay writes to, its gradients too.
+        The next replay overwrites a replay's result and gradients.
 
         Args:
             inputs: Of this batch.
-            weights: Leaves of the autograd graph, which stay where they are in memory.
+            weights: Leaves of the autograd graph, whose memory must not move.
         """
         if not (weights[0].is_cuda and torch.is_grad_enabled()):
             return self._compute(*inputs, *weights)
@@ -62,17 +65,17 @@ class Replays:
 
 
 class _Captured:
-    """What a GPU does with inputs of one shape, forwards and back, as two graphs.
+    """CUDA graphs of the forward and the backward pass for inputs of one shape.
 
     References:
         ``torch.cuda.make_graphed_callables``, whose capture fails if another thread of the process
-        allocates meanwhile, as one that draws noise does.
+        allocates memory meanwhile, as the thread that draws noise does.
     """
 
     def __init__(
         self, compute: Callable[..., Tensor], inputs: Sequence[Tensor], weights: Sequence[Tensor]
     ) -> None:
-        # Inputs are copied into these; weights are read where they are, by leaves of their own.
+        # Inputs are copied into these tensors; weights are read in place, by separate leaves.
         self._inputs = [
             tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in inputs
         ]
@@ -83,7 +86,7 @@ class _Captured:
         side = torch.cuda.Stream(device)
         side.wait_stream(torch.cuda.current_stream(device))
         capturing = partial(torch.cuda.graph, stream=side, capture_error_mode="thread_local")
-        # A cache would hand the capture weights that warming up has narrowed, for good.
+        # A cache would make the capture use weights that were cast during warm-up, for ever.
         uncached = torch.autocast(device.type, enabled=False, cache_enabled=False)
         with torch.enable_grad(), uncached:
             with torch.cuda.stream(side):
@@ -97,30 +100,26 @@ class _Captured:
             with capturing(self._backward, pool=self._forward.pool()):
                 self._found = _gradients(out, values, self._gradient)
         self._out = out.detach()
-        # What warming up has drawn is drawn again.
+        # Random numbers of the warm-up are drawn again.
         torch.cuda.set_rng_state(state, device)
 
     def __call__(self, *values: Tensor) -> Tensor:
-        """Replay for these inputs, with the weights that the capture reads."""
+        """Replay for these inputs and the captured weights."""
         out: Tensor = _Replay.apply(self, *values)  # type: ignore[no-untyped-call]
         return out
 
     def forward(self, values: Sequence[Tensor]) -> Tensor:
-        """Return the output of the first values, which are the inputs."""
+        """Return the output for the inputs, which are the first of ``values``."""
         for own, value in zip(self._inputs, values, strict=False):
             own.detach().copy_(value)
         self._forward.replay()
         return self._out.detach()
 
     def backward(self, gradient: Tensor) -> Sequence[Tensor | None]:
-        """Return the gradient of every input and weight, of the last replay forwards."""
+        """Return the gradient of every input and weight for the last forward replay."""
         self._gradient.copy_(gradient)
         self._backward.replay()
         return self._found
-
-
-_WARM_UPS: Final = 3
-"""Passes before a capture, in which libraries choose and make what must not be captured."""
 
 
 def _gradients(out: Tensor, values: Sequence[Tensor], gradient: Tensor) -> Sequence[Tensor | None]:
@@ -130,7 +129,7 @@ def _gradients(out: Tensor, values: Sequence[Tensor], gradient: Tensor) -> Seque
 
 
 class _Replay(torch.autograd.Function):
-    """Both passes as one node of the autograd graph."""
+    """Both captured passes as one node of the autograd graph."""
 
     @staticmethod
     def forward(ctx: Any, captured: _Captured, *values: Tensor) -> Tensor:
@@ -144,10 +143,10 @@ class _Replay(torch.autograd.Function):
 
 
 class Network:
-    """A network at work in a precision; on a GPU its training passes are replayed."""
+    """A network that computes in a given precision; on a GPU its training passes are replayed."""
 
     def __init__(self, module: nn.Module, precision: Precision) -> None:
-        """Make it; what is not :class:`Stackable` is launched kernel by kernel."""
+        """Wrap a module; one that is not :class:`Stackable` is launched kernel by kernel."""
         self.module = module
         self._precision = precision
         self._weights = dict(module.named_parameters())

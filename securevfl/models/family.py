@@ -1,4 +1,4 @@
-"""Interface of a model family: the two models, settings, presets and learners.
+"""Interface of a model family: its bottom and top model, settings and presets.
 
 B = rows of a batch, K = links of a row, S = secondaries, F = features, D = key dimension,
 L = positions and H = width of a representation, O = outputs.
@@ -14,14 +14,10 @@ from typing import Any, ClassVar, Final, Generic, Literal, Protocol, TypeVar, ru
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
-from securevfl.core import checks, devices
+from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 from securevfl.core.settings import read_settings
-
-# Bottom and top model.
-
-
-# Shapes of what the two models get: rows of the primary are a batch, each with its linked records.
+from securevfl.models.pretraining import Learner, PretrainingSettings, Step
 
 RecordFeatures = Float[Tensor, "batch links features"]
 RecordKeys = Float[Tensor, "batch links dimension"]
@@ -82,11 +78,11 @@ class DistinctBottom(Protocol):
 
 @runtime_checkable
 class Stackable(Protocol):
-    """A network that ``torch.func.vmap`` can compute for many weights, and a GPU can capture.
+    """A network that ``torch.func.vmap`` can compute for many weights and a CUDA graph can capture.
 
-    It has no buffers, does not branch on values (``if x.sum() > 0``), makes nothing on the host in
-    training, and draws only by :class:`securevfl.models.layers.ByteDropout`; one that is never a
-    bottom model may draw on its inputs' device by torch's global generator too.
+    It has no buffers, does not branch on values (``if x.sum() > 0``), creates no tensor on the host
+    in training, and draws at random only by :class:`securevfl.models.layers.ByteDropout`. A top
+    model may also draw from torch's global generator of its inputs' device.
     """
 
     stackable: Literal[True]
@@ -102,9 +98,10 @@ class StackableBottom(Stackable, Protocol):
 
 
 def share_of_base(top: nn.Module) -> float:
-    """Return the share of the base in a joint margin, in [0, 1]; outputs of the top are added.
+    """Return the weight of the base's margin in the joint margin, in [0, 1].
 
-    It is 1 for a top model that corrects the base (``of_base``), 0 for one of its own.
+    The top's outputs are added to it. It is the attribute ``of_base`` of a top model that corrects
+    the base, and 0 for a top model without it.
     """
     return float(getattr(top, "of_base", 0.0))
 
@@ -132,7 +129,7 @@ class Top(Protocol):
 
 @runtime_checkable
 class Explained(Protocol):
-    """A top model with explanations of a batch."""
+    """A top model that explains its outputs for a batch."""
 
     def explain(
         self, features: RowFeatures, keys: RowKeys, aggregate: Aggregate, similarities: Similarities
@@ -143,162 +140,16 @@ class Explained(Protocol):
 
 @runtime_checkable
 class ExplainedBottom(Protocol):
-    """A bottom model with explanations of links, for its own party."""
+    """A bottom model that explains its treatment of links, to its own party."""
 
     def explain(
         self, features: RecordFeatures, keys: RecordKeys, present: Present
     ) -> dict[str, Any]:
         """Return lists of numbers by name; arguments as in :class:`Bottom`.
 
-        They are not protected, and stay in the party's folder.
+        The lists are not protected, and stay in the party's folder.
         """
         ...
-
-
-# Settings of self-supervised pretraining.
-
-Algorithm = Literal["simsiam", "byol", "moco"]
-
-# [FedHSSL] appendix B-A.
-_MOMENTUM = {"simsiam": 0.0, "byol": 0.995, "moco": 0.99}
-_PROJECTOR = {"simsiam": (512, 512, 512), "byol": (512, 512, 512), "moco": (512, 512, 128)}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PretrainingSettings:
-    """The ``[pretraining]`` table; defaults are the paper's where it gives them."""
-
-    algorithm: Algorithm = "simsiam"
-    """Self-supervised loss, target and predictor ([FedHSSL] Table II)."""
-
-    iterations: checks.Times = 10
-    """Each: cross-party epochs, local epochs, one aggregation."""
-
-    cross_epochs: checks.Times = 1
-    """Passes over aligned rows in an iteration."""
-
-    local_epochs: checks.Times = 1
-    """Passes over a party's own records in an iteration."""
-
-    local_updates: checks.Times = 1
-    """e, updates from one exchange ([FedHSSL] V-D)."""
-
-    guidance: checks.NonNegative = 0.5
-    """gamma, weight of the cross-party encoder in local learning."""
-
-    aligned: checks.Rate = 1.0
-    """Share of the aligned rows that is used, for experiments."""
-
-    batch_size: checks.Times = 512
-    """Rows of a step."""
-
-    learning_rate: checks.Positive = 1e-3
-    """First step size; a half cosine brings it to 0, except the predictor's."""
-
-    optimizer: Literal["adamw", "adam", "lamb", "sgd"] = "adamw"
-    """Every party's optimizer."""
-
-    precision: devices.Precision = "float32"
-    """As in ``[training]``."""
-
-    weight_decay: checks.NonNegative = 1e-4
-    """Decoupled weight decay."""
-
-    momentum: checks.Fraction | None = None
-    """Momentum of the target's moving average; default 0.995 for byol, 0.99 for moco."""
-
-    temperature: checks.Positive = 0.5
-    """Temperature of moco's InfoNCE loss."""
-
-    queue: checks.Times | None = None
-    """Negatives in each moco queue; default 4096, or half of a party's records."""
-
-    projector: tuple[checks.Width, ...] | None = None
-    """Widths of its layers; default 512, 512, 512, for moco 512, 512, 128."""
-
-    predictor: checks.Width = 128
-    """Width of its hidden layer; moco has none."""
-
-    corruption: checks.Fraction = 0.3
-    """Share of a view's features that other records' values replace."""
-
-    views: Literal["together", "apart"] = "together"
-    """Both views in one pass, or in two with separate batch statistics."""
-
-    augment_aligned: bool = False
-    """Aligned rows are augmented too; not in the paper."""
-
-    sends: Literal["online", "target"] = "online"
-    """Byol and moco exchange projections of the online encoder, or of its moving average."""
-
-    start: Literal["separate", "shared"] = "separate"
-    """Tops, projectors and predictors start apart at each party, or equal."""
-
-    weights: Literal["parties", "records"] = "parties"
-    """In the average of local tops parties weigh equally, or by their records."""
-
-    exchange: Literal["average", "plain"] = "average"
-    """The primary receives the average of secondaries' projections, or each. SimSiam and BYOL learn
-    the same."""
-
-    primary_sends: Literal["plain", "gaussian"] = "plain"
-    """The primary's projections go out with ``iso_projections`` alone, or with Gaussian noise that
-    its ledger counts."""
-
-    iso_projections: checks.NonNegative = 0.0
-    """lambda of the ISO noise on the primary's projections ([FedHSSL] Equation 7). A
-    heuristic."""
-
-    iso_weights: checks.NonNegative = 0.0
-    """lambda of the ISO noise on the primary's weights before averaging. Above 1 means grow with
-    every iteration. A heuristic."""
-
-    epsilon: checks.Positive | None = None
-    """With ``gaussian``: epsilon of all of pretraining for the primary's rows."""
-
-    delta: checks.OpenUnit = 1e-5
-    """With ``gaussian``: failure probability of that guarantee."""
-
-    checkpoint: str | None = None
-    """Run folder of an earlier pretraining, whose encoders are used: a path below each party's own
-    ``--data-root``."""
-
-    def __post_init__(self) -> None:
-        checks.require_limits(self)
-        if self.checkpoint is not None:
-            checks.below_root(checkpoint=self.checkpoint)
-        # Even batches of at most 3 have 2 rows or more; one row has no batch statistics.
-        checks.at_least(3 if self.views == "apart" else 2, batch_size=self.batch_size)
-        if self.projector is not None:
-            checks.within(1, checks.MOST_LAYERS, layers_of_projector=len(self.projector))
-        if (self.primary_sends == "gaussian") != (self.epsilon is not None):
-            raise ConfigError('epsilon: goes with primary_sends = "gaussian", and only with it')
-        if self.primary_sends == "gaussian" and self.iso_projections:
-            raise ConfigError(
-                'iso_projections: primary_sends = "gaussian" has noise that is accounted for; '
-                "leave one of them out"
-            )
-
-    @property
-    def target_momentum(self) -> float:
-        """Momentum of the target encoder; 0 if the target is the online encoder itself."""
-        default = _MOMENTUM[self.algorithm]
-        if self.algorithm == "simsiam" or self.momentum is None:
-            return default
-        return self.momentum
-
-    @property
-    def projector_widths(self) -> tuple[int, ...]:
-        """Widths of the projector's layers."""
-        return self.projector or _PROJECTOR[self.algorithm]
-
-    @property
-    def projection_width(self) -> int:
-        """P, width of the exchanged projections."""
-        return self.projector_widths[-1]
-
-
-# Presets.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -309,100 +160,31 @@ class Preset:
     """
 
     model: Mapping[str, Any]
-    """Fields of ``[model]``."""
+    """Fields of ``[model]`` and their values."""
 
     training: Mapping[str, Any]
-    """Fields of ``[training]``."""
+    """Fields of ``[training]`` and their values."""
 
     pretraining: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of ``[pretraining]``."""
+    """Fields of ``[pretraining]`` and their values."""
 
     algorithms: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """More fields of ``[pretraining]``, by its ``algorithm``."""
+    """Further fields of ``[pretraining]`` for each value of its ``algorithm``."""
 
     base: str = "best"
     """``base.estimator``; papers have no base."""
 
     clip_norm: float = 1000.0
-    """``privacy.clip_norm`` if ``privacy.mechanism`` is ``none``: the papers do not clip then, and
-    so large a norm clips no row."""
-
-
-# Learners.
-
-Step = Literal["cross", "local", "aggregate"]
-"""A step of pretraining: learning from other parties' projections, learning from own records, or
-averaging of weights."""
-
-
-@runtime_checkable
-class Learner(Protocol):
-    """Pretraining of one party's encoders; other parties' messages arrive as plain tensors."""
-
-    @property
-    def settings(self) -> PretrainingSettings:
-        """The ``[pretraining]`` table."""
-        ...
-
-    def begin_iteration(self, iteration: int) -> None:
-        """Start an iteration, counted from 0."""
-        ...
-
-    def project(self, features: Float[Tensor, "rows features"]) -> Float[Tensor, "rows width"]:
-        """Return projections of aligned records for other parties; step ``cross``.
-
-        Other parties use their directions. The width is ``settings.projection_width``.
-        """
-        ...
-
-    def learn_cross(self, targets: list[Float[Tensor, "rows width"]]) -> Float[Tensor, ""]:
-        """Learn from others' unit vectors for the rows of the last :meth:`project`.
-
-        Returns:
-            The loss before the first update.
-        """
-        ...
-
-    def learn_local(
-        self, features: Float[Tensor, "rows features"]
-    ) -> tuple[Float[Tensor, ""], Float[Tensor, "views width"]]:
-        """Learn from the party's own records; step ``local``.
-
-        Returns:
-            The loss, and the targets, whose spread shows collapse.
-        """
-        ...
-
-    def shared_weights(self) -> dict[str, Tensor]:
-        """Return the weights that parties average; step ``aggregate``."""
-        ...
-
-    def load_shared(self, weights: Mapping[str, Tensor]) -> None:
-        """Load averaged weights."""
-        ...
-
-    def encoders(self) -> dict[str, dict[str, Tensor]]:
-        """Return a copy of the encoders' weights by name, for fine-tuning."""
-        ...
-
-    def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint: tensors, numbers, text, lists and dicts."""
-        ...
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a checkpoint's state."""
-        ...
-
-
-# Settings and family.
+    """``privacy.clip_norm`` if ``privacy.mechanism`` is ``none``: the papers do not clip, and a
+    norm of 1000 clips no row."""
 
 
 @runtime_checkable
 class FamilySettings(Protocol):
-    """Settings that every family must have.
+    """Fields that the settings of every family must have.
 
-    They are a frozen dataclass, whose fields are the ``[model]`` table of a federation file. A
-    setting without a choice may be a ``ClassVar`` instead of a field.
+    Settings are a frozen dataclass, whose fields are the ``[model]`` table of a federation file. A
+    setting without a choice may be a ``ClassVar``.
     """
 
     @property
@@ -536,11 +318,11 @@ class Family(ABC, Generic[S]):
         return settings.cut_shape
 
     def epochs(self, settings: S, *, asked: int) -> int:
-        """Return the most epochs of a run; ``asked`` is ``training.epochs``."""
+        """Return the maximum number of epochs of a run; ``asked`` is ``training.epochs``."""
         return asked
 
     def label_epsilon(self, settings: S) -> float | None:
-        """Return epsilon of a training row's label against secondaries; None if not bounded."""
+        """Return the epsilon of a training row's label against secondaries; None if unbounded."""
         return None
 
     def require_outputs(self, settings: S, outputs: int) -> None:
@@ -555,17 +337,17 @@ class Family(ABC, Generic[S]):
         """
 
     def pools_records(self, settings: S, *, frozen: bool) -> bool:
-        """Return whether the release code clips K record-wise vectors and averages them to one.
+        """Return whether releases clip K record-wise vectors and average them to one.
 
-        Then L is 1, and the bottom model is recordwise. Otherwise each row is clipped as a whole.
+        L is then 1, and the bottom model is recordwise. Otherwise each row is clipped as a whole.
         """
         return False
 
     def aggregation(self, settings: S, *, frozen: bool) -> str:
         """Return the name of the aggregation at the cut.
 
-        It is one of :data:`securevfl.federation.rounds.cut.AGGREGATIONS`, and pools a row's
-        records if :meth:`pools_records` says so.
+        It is one of :data:`securevfl.federation.rounds.aggregation.AGGREGATIONS`, and must pool a
+        row's records if :meth:`pools_records` is True.
         """
         return "pooled" if self.pools_records(settings, frozen=frozen) else "rows"
 
@@ -596,7 +378,7 @@ class Family(ABC, Generic[S]):
         """Refuse settings with which one record changes the representations of other rows.
 
         A privacy budget covers each row separately. Settings are refused before a run starts;
-        BatchNorm in a bottom model is always found.
+        BatchNorm in a bottom model is always refused.
 
         Raises:
             PrivacyError: Naming the setting as ``model.FIELD``.

@@ -24,8 +24,6 @@ from securevfl.models.pairs import (
     mean_similarities,
 )
 
-# Settings.
-
 _KERNEL: Final = 5
 
 
@@ -52,7 +50,7 @@ class FedSimConfig(ManyLinksSettings):
     a perceptron, or the mean."""
 
     rank_prior: RankPrior = 1.0
-    """How far near links start ahead in ``residual``: place j with a weight in proportion to
+    """Head start of near links in ``residual``: place j starts with a weight in proportion to
     j^-rank_prior."""
 
     pair_outputs: checks.Width = 5
@@ -87,73 +85,24 @@ class FedSimConfig(ManyLinksSettings):
         return min(_KERNEL, self.neighbours) if self.kernel is None else self.kernel
 
     def dropout_rate(self, *, classes: bool) -> float:
-        """Return the share of units dropped for a task whose labels are classes, or are not.
+        """Return the share of dropped units; ``classes`` is True for a classification task.
 
-        The paper tunes it for each table; its code has 0.2 and 0.3 on regressions, 0.7 and 0.8 on
-        classes, and over-fitting to noised keys is what it prevents there.
+        The paper tunes it for each table against over-fitting to noised keys; its code has 0.2 and
+        0.3 for regressions, 0.7 and 0.8 for classes.
         """
         if self.dropout is not None:
             return self.dropout
         return 0.7 if classes else 0.3
 
 
-# Explanations: the weight of a similarity, and of a place in the sorted list of links.
-
-_STEPS: Final = 32
-
-
-def similarity_curve(
-    gate: nn.Module, *, low: float, high: float, points: int = 61
-) -> tuple[Float[Tensor, " points"], Float[Tensor, " points"]]:
-    """Return similarities from ``low`` to ``high`` (in units of sigma_0) and their weights.
-
-    Where each output of a pair has a weight of its own, their mean is returned.
-
-    References:
-        [FedSim] appendix F.5, the similarity model's plot.
-    """
-    device = next(gate.parameters()).device
-    similarities = torch.linspace(low, high, points, device=device)
-    with torch.no_grad():
-        return similarities, gate(similarities).mean(dim=-1)
-
-
-def merge_importance(
-    merge: nn.Module, pairs: Float[Tensor, "rows links pair_outputs"]
-) -> Float[Tensor, "links pair_outputs"]:
-    """Return how much each place and output of the sorted pairs moves the merge gate's output.
-
-    Integrated gradients from zeros, which is what absent links are, to the pairs as they are, by
-    the midpoint rule; the mean of the absolute values over rows. Of several classes, the one that
-    each row is taken for counts.
-
-    References:
-        [IG] Sundararajan et al. 2017 (arXiv:1703.01365), equations (1) and (3); [FedSim] appendix
-        F.5.
-    """
-    merge.eval()
-    pairs = pairs.detach()
-    with torch.no_grad():
-        chosen = merge(pairs).argmax(dim=1, keepdim=True)
-    total = torch.zeros_like(pairs)
-    with torch.enable_grad():
-        for step in range(_STEPS):
-            part = (pairs * ((step + 0.5) / _STEPS)).requires_grad_()
-            output = merge(part).gather(1, chosen).sum()
-            total += torch.autograd.grad(output, part)[0]
-    return (pairs * total / _STEPS).abs().mean(dim=0)
-
-
-# Weight gate and sort gate.
-
 _EVALUATION_SEED: Final = 0
 
 
 class SimilarityModel(nn.Module):
-    """Map a similarity to the weights of its pair's outputs: a perceptron from one number.
+    """A perceptron that maps a similarity to the weights of its pair's outputs.
 
-    The paper has one weight for all outputs of a pair. With one each, some outputs can speak for
-    near links and others for far ones.
+    The paper has one weight for all outputs of a pair. With ``weights`` of them, some outputs can
+    stand for near links and others for far ones.
 
     References:
         [FedSim] section 4.2, "Weight Gate": one hidden layer.
@@ -170,7 +119,7 @@ class SimilarityModel(nn.Module):
 
 
 class SortGate(nn.Module):
-    """Order a row's pairs by a score, highest first; equal scores keep the order they came in.
+    """Sorts a row's pairs by a score, highest first; equal scores keep their order.
 
     Pairs without a link come last.
 
@@ -190,7 +139,7 @@ class SortGate(nn.Module):
         weights: Float[Tensor, "batch links"],
         present: Present,
     ) -> Float[Tensor, "batch links pair_outputs"]:
-        """Return the pairs in their new order."""
+        """Return the sorted pairs."""
         if self.by == "none":
             # Links arrive nearest first: without the gate that order must not be seen.
             score = self._arbitrary(similarities)
@@ -219,11 +168,8 @@ def _reorder(pairs: Tensor, order: Int[Tensor, "batch links"]) -> Tensor:
     return flat.view(batch, links, width)
 
 
-# Merge gates: from the K weighted outputs of a row's pairs to the outputs of the task.
-
-
 class ConvolutionMerge(nn.Module):
-    """A convolution with a k_conv x 1 kernel over the K x P outputs, then a perceptron.
+    """Merge gate: a convolution with a k_conv x 1 kernel over the K x P outputs, then a perceptron.
 
     Each of the P outputs is convolved along the links by the same kernel.
 
@@ -262,14 +208,13 @@ class ConvolutionMerge(nn.Module):
 
 
 class ResidualMerge(nn.Module):
-    """A mean over the places of the sorted links, and the convolution as its correction.
+    """Merge gate: a mean over the places of the sorted links, corrected by the convolution.
 
-    A pair has O outputs that are its prediction and P for the convolution. Every output has its
-    own weights over places, a softmax that starts with j^-rank_prior at place j: one that holds on
-    to the first place is Top1Sim, an even one AvgSim. The convolution's last layer starts at zero,
-    so that training starts from the mean of the pairs' predictions, and goes as far from it as that
-    helps. The convolution alone has to learn the mean too, and over-fits to small tables on the
-    way.
+    A pair has O outputs that are its prediction and P for the convolution. Every output has its own
+    softmax weights over places, which start in proportion to j^-rank_prior at place j: all weight
+    on the first place is Top1Sim, equal weights are AvgSim. The convolution's last layer starts at
+    zero, so that training starts from the mean of the pairs' predictions. A convolution alone has
+    to learn the mean too, and over-fits to small tables meanwhile.
 
     References:
         [FedSim] section 4.2, "Merge Gate": an average where a linear aggregation is enough, a
@@ -290,7 +235,7 @@ class ResidualMerge(nn.Module):
         )
 
     def draw(self, generator: torch.Generator) -> None:
-        """Start the places anew: nothing of it is random."""
+        """Reset the weights of places; none of them is random."""
         self._start()
 
     @torch.no_grad()
@@ -319,7 +264,7 @@ class SilentLinear(nn.Linear):
 
 
 class PerceptronMerge(nn.Module):
-    """A perceptron over all K x P outputs, with about as many weights as the convolution's gate.
+    """Merge gate: a perceptron over all K x P outputs, with about the convolution's weights.
 
     References:
         [FedSim] section 6.1, "FedSim-MLP".
@@ -347,7 +292,7 @@ class PerceptronMerge(nn.Module):
 
 
 class AverageMerge(nn.Module):
-    """The mean over links; a pair's outputs are the task's own then."""
+    """Merge gate: the mean over links, for pairs with the task's outputs."""
 
     def forward(
         self, pairs: Float[Tensor, "batch links pair_outputs"]
@@ -364,7 +309,7 @@ _KINDS: Final[Mapping[str, Callable[..., nn.Module]]] = {
 
 
 def build_merge(config: FedSimConfig, *, outputs: int, classes: bool) -> nn.Module:
-    """Return the merge gate that the settings name, for a task of so many outputs."""
+    """Return the merge gate that the settings name, for a task with ``outputs`` outputs."""
     if config.merge == "average":
         return AverageMerge()
     dropout = config.dropout_rate(classes=classes)
@@ -372,17 +317,14 @@ def build_merge(config: FedSimConfig, *, outputs: int, classes: bool) -> nn.Modu
 
 
 def merged_width(config: FedSimConfig, *, outputs: int) -> int:
-    """Return how many outputs of each pair the merge gate of these settings reads."""
+    """Return the number of outputs of each pair that the merge gate reads."""
     if config.merge == "average":
         return outputs
     return config.pair_outputs + (outputs if config.merge == "residual" else 0)
 
 
-# Top model: outputs of every pair, weighted, sorted and merged.
-
-
 class FedSimTop(nn.Module):
-    """Aggregation model, weight gate, sort gate and merge gate.
+    """FedSim's top model: aggregation model, weight gate, sort gate and merge gate.
 
     References:
         [FedSim] figure 3 and Algorithm 1, lines 6 to 11.
@@ -421,7 +363,7 @@ class FedSimTop(nn.Module):
     def sorted_pairs(
         self, features: RowFeatures, keys: RowKeys, aggregate: Aggregate, similarities: Similarities
     ) -> Float[Tensor, "batch links pair_outputs"]:
-        """Return what the merge gate reads: every pair's outputs, weighed and sorted."""
+        """Return the merge gate's input: every pair's outputs, weighted and sorted."""
         assert similarities is not None, "the family asks for similarities"
         similarity, present = mean_similarities(similarities)
         weights = self._weights(similarity)
@@ -436,7 +378,7 @@ class FedSimTop(nn.Module):
     def explain(
         self, features: RowFeatures, keys: RowKeys, aggregate: Aggregate, similarities: Similarities
     ) -> dict[str, Any]:
-        """Return what a report draws: the similarity model's curve, the merge gate's importance."""
+        """Return the similarity model's curve and the merge gate's importance, for a report."""
         self.eval()
         with torch.no_grad():
             pairs = self.sorted_pairs(features, keys, aggregate, similarities)
@@ -459,11 +401,53 @@ class FedSimTop(nn.Module):
         return similarity.unsqueeze(-1)
 
 
-# Family.
+_STEPS: Final = 32
+
+
+def similarity_curve(
+    gate: nn.Module, *, low: float, high: float, points: int = 61
+) -> tuple[Float[Tensor, " points"], Float[Tensor, " points"]]:
+    """Return similarities from ``low`` to ``high`` (in units of sigma_0) and their weights.
+
+    With a weight for each output of a pair, their mean is returned.
+
+    References:
+        [FedSim] appendix F.5, the similarity model's plot.
+    """
+    device = next(gate.parameters()).device
+    similarities = torch.linspace(low, high, points, device=device)
+    with torch.no_grad():
+        return similarities, gate(similarities).mean(dim=-1)
+
+
+def merge_importance(
+    merge: nn.Module, pairs: Float[Tensor, "rows links pair_outputs"]
+) -> Float[Tensor, "links pair_outputs"]:
+    """Return the importance of each place and output of the sorted pairs for the merge gate.
+
+    These are integrated gradients by the midpoint rule, from zeros (the values of absent links) to
+    the given pairs: their mean absolute value over rows. With several classes, each row's predicted
+    class counts.
+
+    References:
+        [IG] Sundararajan et al. 2017 (arXiv:1703.01365), equations (1) and (3); [FedSim] appendix
+        F.5.
+    """
+    merge.eval()
+    pairs = pairs.detach()
+    with torch.no_grad():
+        chosen = merge(pairs).argmax(dim=1, keepdim=True)
+    total = torch.zeros_like(pairs)
+    with torch.enable_grad():
+        for step in range(_STEPS):
+            part = (pairs * ((step + 0.5) / _STEPS)).requires_grad_()
+            output = merge(part).gather(1, chosen).sum()
+            total += torch.autograd.grad(output, part)[0]
+    return (pairs * total / _STEPS).abs().mean(dim=0)
 
 
 class FedSimFamily(PairFamily[FedSimConfig]):
-    """``family = "fedsim"``; its gates need every link's own vector, so nothing is pooled."""
+    """``family = "fedsim"``; its gates need the vector of every link, so nothing is pooled."""
 
     name = "fedsim"
     settings_class = FedSimConfig
@@ -501,5 +485,5 @@ class FedSimFamily(PairFamily[FedSimConfig]):
         )
 
     def needs_similarities(self, settings: FedSimConfig) -> bool:
-        """Return that the gates do."""
+        """Return True: the gates do."""
         return True

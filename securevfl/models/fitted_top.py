@@ -1,4 +1,4 @@
-"""Top models fitted in one step: estimators, and a linear correction of the base model.
+"""Top models fitted in one step: estimators and corrections of the base model.
 
 B = rows of a batch, N = the primary's inputs, L and H = shape of the cut, S = secondaries,
 K = links of a row, O = outputs.
@@ -14,22 +14,21 @@ from jaxtyping import Float, Float64, Shaped
 from torch import Tensor, nn
 
 from securevfl.core.conventions import stream
+from securevfl.core.devices import few_threads
 from securevfl.core.errors import ConfigError
-from securevfl.core.threads import few_threads
-from securevfl.models.alone.choice import decide, mix_outputs, model_bytes, model_of
+from securevfl.models.alone.choice import decide, mix_outputs
 from securevfl.models.alone.margins import MarginModel, OwnInputs, cross_fit
+from securevfl.models.alone.saving import model_bytes, model_of
 from securevfl.models.family import Aggregate, RowFeatures, RowKeys, Similarities
 from securevfl.models.optimisers import without_compiler
 from securevfl.models.tasks import TaskHead
 
-# An estimator of scikit-learn as top model.
-
 
 class FittedTop(nn.Module):
-    """A :class:`securevfl.models.family.Top` without trainable weights: margins of an estimator.
+    """Top model without trainable weights: the margins of an estimator of scikit-learn.
 
     Its ``features`` are all of the primary's inputs, unscaled, and its ``keys`` are empty. Its
-    state holds the estimator as bytes (:mod:`securevfl.models.alone.choice`), so that it is saved,
+    state holds the estimator as bytes (:mod:`securevfl.models.alone.saving`), so that it is saved,
     hashed and loaded like weights, without running code.
     """
 
@@ -42,7 +41,7 @@ class FittedTop(nn.Module):
         released: int,
         similarities: int,
     ) -> None:
-        """Make an unfitted top model.
+        """Build an unfitted top model.
 
         Args:
             head: The task.
@@ -64,18 +63,18 @@ class FittedTop(nn.Module):
     def inputs(
         self, features: Float[Tensor, "batch own"], aggregate: Aggregate, similarities: Similarities
     ) -> Float64[np.ndarray, "batch inputs"]:
-        """Return the inputs of each row; NaN where unknown."""
+        """Return the estimator's inputs of each row; NaN where unknown."""
         parts = [features, aggregate, *([] if similarities is None else [similarities])]
         joined = torch.cat([part.flatten(1).double() for part in parts], dim=1)
         return joined.cpu().numpy()
 
     def fill_gaps(self, values: Float64[np.ndarray, "rows inputs"]) -> OwnInputs:
-        """Return inputs with gaps filled by the means of the training rows."""
+        """Return inputs with gaps filled by the training rows' means."""
         filling = np.broadcast_to(self.filling.cpu().numpy(), values.shape)
         return OwnInputs(values=np.where(np.isnan(values), filling, values), words=self.words)
 
     def fill_gaps_by(self, values: Float64[np.ndarray, "rows inputs"]) -> None:
-        """Set the filling of gaps to each input's mean over the rows that have it, else 0."""
+        """Set the filling of gaps: each input's mean over the rows that have it, or 0."""
         there = ~np.isnan(values)
         totals = np.where(there, values, 0.0).sum(axis=0)
         means = torch.from_numpy(totals / np.maximum(there.sum(axis=0), 1))
@@ -94,7 +93,7 @@ class FittedTop(nn.Module):
         return torch.from_numpy(self.model.margins(known)).to(aggregate.device)
 
     def get_extra_state(self) -> Tensor:
-        """Return the estimator as bytes with their description; for torch."""
+        """Return the estimator's bytes and description, for torch."""
         content, about = b"", dict[str, Any]()
         if self.model is not None:
             content, about = model_bytes(self.model)
@@ -102,7 +101,7 @@ class FittedTop(nn.Module):
         return torch.frombuffer(bytearray(whole), dtype=torch.uint8)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Load an estimator from its state; for torch.
+        """Load an estimator from its state, for torch.
 
         Raises:
             ConfigError: If it is damaged, or contains types that are not scikit-learn's.
@@ -121,8 +120,6 @@ class FittedTop(nn.Module):
         self.model = model
 
 
-# What noised sums of codes were, given the noise.
-
 _MOST_READ: Final = 4096
 """Rows by which shares are fitted."""
 _READINGS: Final = 60
@@ -131,19 +128,19 @@ _SMALLEST: Final = 1e-30
 
 
 class CodeReader(nn.Module):
-    """Posterior mean of the sum of codes behind a release, given its Gaussian noise.
+    """Estimates the sum of score vectors behind a release with known Gaussian noise.
 
-    For sums a_1, a_2, ... with shares w_i, a release r with noise of standard deviation z is read
-    as ``sum_i p_i a_i``, with ``p_i`` proportional to ``w_i exp(-|r - a_i|^2 / (2 z^2))``: Bayes'
-    rule. It computes with released numbers alone, so it costs no privacy. Releases without noise
-    are read as they are.
+    For candidate sums a_1, a_2, ... with shares w_i, the estimate of a release r with noise of
+    standard deviation z is the posterior mean ``sum_i p_i a_i``, with ``p_i`` proportional to ``w_i
+    exp(-|r - a_i|^2 / (2 z^2))``. It computes with released numbers alone, so it costs no privacy.
+    Releases without noise are returned unchanged.
     """
 
     def __init__(self, sums: Float64[np.ndarray, "sums width"]) -> None:
-        """Make a reader whose sums all have the same share, for releases without noise.
+        """Build a reader for releases without noise, with equal shares.
 
         Args:
-            sums: What codes may add up to, in the units of a release.
+            sums: Candidate sums, in the units of a release.
         """
         super().__init__()
         self.sums: Tensor
@@ -156,13 +153,13 @@ class CodeReader(nn.Module):
 
     def _nearness(self, released: Float[Tensor, "rows width"]) -> Float64[Tensor, "rows sums"]:
         """Return the density of each release under each sum, relative to the row's largest."""
-        # Less the release's own square, which is the same for all sums.
+        # Without the release's square, which is the same for all sums.
         squares = self.sums.square().sum(dim=1) - 2 * released.double() @ self.sums.T
         variance = self.noise_std.square().clamp_min(_SMALLEST)
         return ((squares.amin(dim=1, keepdim=True) - squares) / (2 * variance)).exp()
 
     def fit(self, released: Float[Tensor, "rows width"], *, noise_std: float) -> None:
-        """Set the shares to those of maximum likelihood, by expectation maximisation.
+        """Fit the shares by maximum likelihood (expectation maximisation).
 
         Args:
             released: Releases of the training rows.
@@ -177,7 +174,7 @@ class CodeReader(nn.Module):
         shares = torch.full_like(self.shares, 1 / len(self.shares))
         for _ in range(_READINGS):
             shares = shares * (near.T @ (1 / (near @ shares))) / len(near)
-        # None is ruled out: a release far from all others must have a reading too.
+        # No sum is ruled out, so that a release far from all others has an estimate too.
         self.shares.copy_(shares.clamp_min(_LEAST_SHARE))
 
     def forward(self, released: Float[Tensor, "rows width"]) -> Float64[Tensor, "rows width"]:
@@ -187,8 +184,6 @@ class CodeReader(nn.Module):
         return torch.where(self.noise_std > 0, means, released.double())
 
 
-# A linear correction of the base, for releases that are mostly noise.
-
 PENALTIES: Final = (1.0, 10.0, 100.0, 1e3, 1e4)
 """Candidate penalties on the squares of W, per unit of loss of a row."""
 
@@ -196,27 +191,26 @@ _STEPS: Final = 200
 
 
 class TiedTop(nn.Module):
-    """Linear correction ``t V T + V W + c`` of the base; V is a release in units of its deviation.
+    """Linear correction ``t V T + V W + c`` of the base, with V a release over its deviation.
 
-    T is fixed and maps the class scores in V to outputs: a score for each class is evidence for
-    that class, the last of two is evidence for the second, and the scores of a regression's ordered
-    classes are evidence for a rising value. With a reader, V is what it reads, and the first number
-    is the evidence. The scalar t weights this evidence; W, shrunk to zero by a penalty, is the
-    deviation from it.
+    T is fixed and maps the class scores in V to outputs: each class's score counts for that class,
+    the last of two scores for the second class, and the scores of a regression's ordered classes
+    for a rising value. With a reader, V is the reader's estimate, and its first number counts. The
+    scalar t weights this evidence; W, shrunk to zero by a penalty, corrects it.
 
-    An addition to the papers. Given the label, where releases' noise is Gaussian and outweighs
-    their own spread, the label's log-odds are linear in the release.
+    An addition to the papers. If the noise of releases is Gaussian and larger than their spread,
+    the label's log-odds are linear in the release.
     """
 
     of_base = 1.0
 
     def __init__(self, *, width: int, outputs: int, reader: CodeReader | None = None) -> None:
-        """Make a correction of zero.
+        """Build a correction of zero.
 
         Args:
             width: H.
             outputs: O.
-            reader: Of releases of score encoders; None takes releases as they are.
+            reader: Reader of score encoders' releases; None uses releases unchanged.
         """
         super().__init__()
         self.positions = nn.Identity()
@@ -237,11 +231,11 @@ class TiedTop(nn.Module):
         return self.correct(self.read(aggregate.flatten(1))).float()
 
     def read(self, released: Float[Tensor, "rows width"]) -> Float64[Tensor, "rows width"]:
-        """Return V before scaling, of releases without positions."""
+        """Return V before scaling, for flat releases."""
         return released.double() if self.reader is None else self.reader(released)
 
     def correct(self, read: Float[Tensor, "rows width"]) -> Float[Tensor, "rows outputs"]:
-        """Return the correction for what was read of releases, in float64."""
+        """Return the correction for the results of :meth:`read`, in float64."""
         evidence = read.double() / self.scale
         return self._sum(evidence @ self.tie, evidence)
 
@@ -260,10 +254,10 @@ class TiedTop(nn.Module):
         *,
         penalty: float,
     ) -> None:
-        """Fit all parameters to rows, starting from zero; the problem is convex.
+        """Fit all parameters to rows, starting from zero: a convex problem.
 
         Args:
-            read: What was read of the rows' releases.
+            read: Results of :meth:`read` for the rows' releases.
             base: The rows' base margins.
             targets: The rows' labels, as the head takes them.
             head: The task.
@@ -294,6 +288,18 @@ class TiedTop(nn.Module):
             optimizer.step(closure)
 
 
+def _tie(width: int, outputs: int) -> Float[Tensor, "width outputs"]:
+    if outputs == 1:
+        return (
+            torch.linspace(-1, 1, width, dtype=torch.float64)[:, None]
+            if width > 1
+            else (torch.ones(1, 1, dtype=torch.float64))
+        )
+    if width == outputs:
+        return torch.eye(width, dtype=torch.float64)
+    return torch.zeros(width, outputs, dtype=torch.float64)
+
+
 def fit_tied(
     make: Callable[[], TiedTop],
     read: Float64[Tensor, "rows width"],
@@ -303,19 +309,19 @@ def fit_tied(
     *,
     folds: Shaped[Tensor, " rows"],
 ) -> tuple[TiedTop, Float[Tensor, "rows outputs"]]:
-    """Return a top model fitted to all rows, and its corrections out of fold.
+    """Return a correction fitted to all rows, and corrections out of fold.
 
-    The penalty is the one with the smallest loss out of fold.
+    The penalty is chosen by loss out of fold.
 
     Args:
-        make: Returns an unfitted top model.
-        read: What was read of the training rows' releases.
+        make: Returns an unfitted correction.
+        read: Results of :meth:`TiedTop.read` for the training rows' releases.
         base: Their base margins, out of fold.
         targets: Their labels.
         head: The task.
         folds: Fold of each row.
     """
-    best: tuple[float, float, Tensor] | None = None
+    corrections, losses = {}, {}
     for penalty in PENALTIES:
         added = torch.zeros_like(base, dtype=torch.float64)
         for fold in folds.unique():
@@ -325,36 +331,33 @@ def fit_tied(
             model.fit(read[rest], base[rest], targets[rest], head, penalty=penalty)
             with torch.no_grad():
                 added[held_out] = model.correct(read[held_out])
-        loss = float(head.row_losses(base.double() + added, targets).mean())
-        if best is None or loss < best[0]:
-            best = loss, penalty, added
-    assert best is not None, "there are penalties"
+        corrections[penalty] = added
+        losses[penalty] = float(head.row_losses(base.double() + added, targets).mean())
+    best = min(PENALTIES, key=lambda penalty: losses[penalty])
     whole = make()
-    whole.fit(read, base, targets, head, penalty=best[1])
-    return whole, best[2]
+    whole.fit(read, base, targets, head, penalty=best)
+    return whole, corrections[best]
 
-
-# Both in one: the correction, and trees that find what it cannot add up.
 
 _MIXED_BY: Final = 20_000
 """Largest number of training rows for fitting and weighing the trees."""
 
 
 class MixedTop(nn.Module):
-    """Top model ``(1 - w) (base + correction) + w trees``, with w from 0 to 1 by loss out of fold.
+    """Top model ``(1 - w) (base + correction) + w trees``, with w in [0, 1] chosen by loss.
 
     The correction is a :class:`TiedTop`. The trees are boosted on all of the primary's inputs and
-    released numbers, so that what a release says may depend on own columns.
+    released numbers, and find interactions of both.
 
     An addition to the papers.
     """
 
     def __init__(self, tied: TiedTop, trees: FittedTop) -> None:
-        """Make one that is the correction alone.
+        """Build a top model that is the correction alone.
 
         Args:
             tied: The correction.
-            trees: Not fitted yet.
+            trees: Unfitted trees.
         """
         super().__init__()
         self.positions = nn.Identity()
@@ -376,7 +379,7 @@ class MixedTop(nn.Module):
     def forward(
         self, features: RowFeatures, keys: RowKeys, aggregate: Aggregate, similarities: Similarities
     ) -> Float[Tensor, "batch outputs"]:
-        """Return what is added to the base's share."""
+        """Return the outputs to add to the base's share."""
         added: Tensor = self.tied(features, keys, aggregate, similarities)
         if not self.share:
             return added
@@ -391,10 +394,10 @@ class MixedTop(nn.Module):
         *,
         seed: int,
     ) -> Float[Tensor, "rows outputs"]:
-        """Fit the trees to rows, and weigh them; return the rows' joint margins out of fold.
+        """Fit the trees and their weight; return the rows' joint margins out of fold.
 
-        Trees that are no more than one standard error better than the correction by itself get no
-        weight, and are not kept. Of many rows some are drawn (:data:`_MIXED_BY`).
+        Trees that are not better than the correction alone by more than one standard error are
+        dropped. At most :data:`_MIXED_BY` rows are used.
 
         Args:
             values: The trees' inputs.
@@ -418,17 +421,5 @@ class MixedTop(nn.Module):
         return mix_outputs(tied, trees, share)
 
     def as_json(self) -> dict[str, float]:
-        """Return the trees' weight, and their gain out of fold with its standard error."""
+        """Return the trees' weight, their gain out of fold and its standard error."""
         return dict(zip(("trees", "gain", "error"), self.mixed.tolist(), strict=True))
-
-
-def _tie(width: int, outputs: int) -> Float[Tensor, "width outputs"]:
-    if outputs == 1:
-        return (
-            torch.linspace(-1, 1, width, dtype=torch.float64)[:, None]
-            if width > 1
-            else (torch.ones(1, 1, dtype=torch.float64))
-        )
-    if width == outputs:
-        return torch.eye(width, dtype=torch.float64)
-    return torch.zeros(width, outputs, dtype=torch.float64)

@@ -1,11 +1,11 @@
-"""Frozen encoders: normalised projections of a record, and random features.
+"""Frozen encoders: class means, scores, projections and random features of a record.
 
-A release is a sum. If every secondary writes into the same coordinates, one for each class, signals
-that agree add up, and the noise is added once.
+A release is a sum over secondaries. If all of them use the same coordinates, one for each class,
+signals that agree add up, and the noise is added once.
 
-The information in a release is bounded by the clip norm over the noise, not by its width. So every
-record's vector has the full length C and carries information by its direction only. Secondaries may
-also have separate coordinates of the sum, which then concatenates their vectors.
+The information in a release is bounded by the ratio of clip norm and noise, not by its width. So
+every record's vector has the full length C and carries information by its direction only.
+Secondaries may also have separate coordinates: the sum then concatenates their vectors.
 """
 
 import math
@@ -19,8 +19,6 @@ from torch import Tensor, nn
 
 from securevfl.models.family import Present, RecordFeatures, RecordKeys
 
-# Class-mean encoder: directions between classes, fitted to noised class means.
-
 MOST_NUMBERS: Final = 60
 """Most features of a record without projection; noised means get worse with more features."""
 PROJECTED: Final = 24
@@ -31,7 +29,7 @@ _SUMS: Final = 400
 
 
 def public_projection(features: int, *, seed: int) -> Float64[np.ndarray, "features numbers"]:
-    """Return orthonormal directions for projecting a record; drawn without data.
+    """Return public orthonormal directions for projecting a record, drawn without data.
 
     Args:
         features: Features of a record; up to :data:`MOST_NUMBERS` the identity is returned.
@@ -58,14 +56,12 @@ def class_directions(
     """Return the directions from the mean of all rows to the mean of each class.
 
     Args:
-        counts: Rows of each class, and last of those without a class; at least 1 each.
+        counts: Number of rows of each class, then of rows without a class; at least 1 each.
         means: Mean of each class; any values for a class without rows.
     """
     centre = counts @ means / counts.sum()
     return Directions(centre=centre, weights=(means[:-1] - centre).T)
 
-
-# Score encoder, for two classes: one score of a record, sent as an angle.
 
 COLUMN_EDGES: Final = np.unique(
     np.concatenate(
@@ -73,7 +69,7 @@ COLUMN_EDGES: Final = np.unique(
     )
 )
 """Edges of the cells in which a column's records are counted, in [-1, 1]: finer at both ends, where
-skewed amounts lie."""
+skewed amounts are dense."""
 
 SCORE_EDGES: Final = np.linspace(-1, 1, 65)
 """Edges of the cells in which records are counted by score."""
@@ -83,12 +79,13 @@ _PROJECTED_LIMIT: Final = 4.0
 
 _LEAST_RANK: Final = 0.01
 _SLOPE: Final = 1.5
-"""At 1 ranks would be spread evenly over half a circle. At 1.5 the highest and the lowest sixth
-of the records lie at its ends, which did best behind noise (research/class_means/README.md)."""
+"""Steepness of the map from ranks to angles: 1 spreads ranks evenly over half a circle, 1.5 puts
+the lowest and the highest sixth at its ends, which was best under noise
+(research/class_means/README.md)."""
 
 
 class PiecewiseLinear(nn.Module):
-    """Map of each column through given heights at the centres of cells; constant beyond them."""
+    """Piecewise linear map of each column through heights at the centres of cells."""
 
     def __init__(self, edges: Float64[np.ndarray, " edges"], *, columns: int) -> None:
         super().__init__()
@@ -100,8 +97,8 @@ class PiecewiseLinear(nn.Module):
     def forward(
         self, values: Float64[Tensor, "*records columns"]
     ) -> Float64[Tensor, "*records columns"]:
-        """Return the heights at the values."""
-        # Differences written out, and a sum over cells in place of a search: both can be exported.
+        """Return the heights at the values; constant beyond the outermost centres."""
+        # A sum over cells instead of a search, since that can be exported.
         widths = self.centres[1:] - self.centres[:-1]
         slopes = (self.heights[:, 1:] - self.heights[:, :-1]) / widths
         along = (values.unsqueeze(-1) - self.centres[:-1]).clamp_min(0).minimum(widths)
@@ -109,13 +106,13 @@ class PiecewiseLinear(nn.Module):
 
 
 class ScoreBottom(nn.Module):
-    """Encoder ``length * (sin a, cos a)``: the angle a is a record's score among all scores.
+    """Encoder ``length * (sin a, cos a)``: the angle a is the rank of a record's score.
 
-    An addition to the papers. Columns are mapped to normal quantiles through noised distribution
-    functions, so that a skewed amount counts by its rank. Their product with the difference of two
-    class means is the record's score; the score's noised rank r in (0, 1) becomes the angle
-    ``pi/2 clamp(1.5 (2 r - 1), -1, 1)``. Noise is paid for by the length of a vector, so each has
-    the full length, and speaks by its angle.
+    An addition to the papers, for two classes. Columns are mapped to normal quantiles through
+    noised distribution functions, so that a skewed amount counts by its rank. Their product with
+    the difference of the two class means is the record's score, and the score's noised rank r in
+    (0, 1) becomes the angle ``pi/2 clamp(1.5 (2 r - 1), -1, 1)``. The noise depends on the largest
+    length of a vector, so each vector has the full length and carries information by its angle.
     """
 
     recordwise = True
@@ -123,7 +120,7 @@ class ScoreBottom(nn.Module):
     def __init__(
         self, *, projection: Float64[np.ndarray, "features numbers"], length: float
     ) -> None:
-        """Make an encoder that gives every record the angle 0, until it is fitted.
+        """Build an encoder that gives every record the angle 0 until it is fitted.
 
         Args:
             projection: See :func:`public_projection`.
@@ -148,23 +145,23 @@ class ScoreBottom(nn.Module):
     def numbers(
         self, features: Float[Tensor, "*records features"]
     ) -> Float64[Tensor, "*records numbers"]:
-        """Return scaled, projected records; most numbers lie in [-1, 1]."""
+        """Return scaled and projected records; most numbers are in [-1, 1]."""
         return features.double() @ self.projection
 
     def fit_columns(self, ranks: Float64[np.ndarray, "numbers cells"]) -> None:
-        """Take the noised ranks of the columns' cells, between :data:`COLUMN_EDGES`."""
+        """Set the noised ranks of the columns' cells, between :data:`COLUMN_EDGES`."""
         inner = np.clip(ranks, _LEAST_RANK, 1 - _LEAST_RANK)
         self.columns.heights.copy_(torch.special.ndtri(torch.from_numpy(inner)))
 
     def records(
         self, features: Float[Tensor, "*records features"]
     ) -> Float64[Tensor, "*records numbers"]:
-        """Return the records in normal quantiles."""
+        """Return the records as normal quantiles."""
         mapped: Tensor = self.columns(self.numbers(features))
         return mapped
 
     def fit_weights(self, weights: Float64[np.ndarray, " numbers"], *, radius: float) -> None:
-        """Take the difference of the class means, and the length that records are cut to."""
+        """Set the difference of the class means, and the largest length of a record."""
         self.weights.copy_(torch.from_numpy(weights))
         self.radius.fill_(radius)
         self.reach.fill_(max(radius * float(np.linalg.norm(weights)), _SMALLEST))
@@ -172,14 +169,14 @@ class ScoreBottom(nn.Module):
     def scores(
         self, features: Float[Tensor, "*records features"]
     ) -> Float64[Tensor, "*records one"]:
-        """Return each record's score, relative to the largest one that there can be."""
+        """Return each record's score, relative to the largest possible score."""
         records = self.records(features)
         norm = torch.linalg.vector_norm(records, dim=-1, keepdim=True)
         cut = records * (self.radius / torch.maximum(norm, self.radius))
         return (cut @ self.weights / self.reach).unsqueeze(-1)
 
     def fit_angles(self, ranks: Float64[np.ndarray, "one cells"]) -> None:
-        """Take the noised ranks of the scores' cells, between :data:`SCORE_EDGES`."""
+        """Set the noised ranks of the scores' cells, between :data:`SCORE_EDGES`."""
         self.angles.heights.copy_(torch.from_numpy(_angles(ranks)))
 
     @torch.no_grad()
@@ -197,10 +194,10 @@ def _angles(ranks: Float64[np.ndarray, "*shape"]) -> Float64[np.ndarray, "*shape
 
 
 def sums_of_codes(parties: int) -> Float64[np.ndarray, "sums 2"]:
-    """Return what the vectors of so many score encoders of length 1 may add up to.
+    """Return candidate sums of the vectors of ``parties`` score encoders of length 1.
 
-    These are candidates without weights: ranks of one row's records from level to independent, and
-    now and then a shorter vector, or none. Drawn once, by a public seed.
+    They have no weights yet: ranks of one row's records from equal to independent, with some
+    shorter or missing vectors. A public seed draws them once.
     """
     drawn = np.random.default_rng(0)
     shape = (_SUMS, parties)
@@ -212,14 +209,12 @@ def sums_of_codes(parties: int) -> Float64[np.ndarray, "sums 2"]:
     return np.concatenate([both.sum(axis=1), np.zeros((1, 2))])
 
 
-# Direction of a record's projection, in a separate block of coordinates.
-
-# A record at the centre has no direction, and stays zero.
+# A record at the centre has no direction and becomes zero.
 _SHORTEST: Final = 1e-12
 
 
 class Projection(nn.Module):
-    """``(x - centre) projection``; random and independent of data until :meth:`fit` is called."""
+    """Affine map ``(x - centre) projection``; random and independent of data until :meth:`fit`."""
 
     def __init__(self, *, num_features: int, components: int) -> None:
         super().__init__()
@@ -230,7 +225,7 @@ class Projection(nn.Module):
         self.draw(torch.Generator().manual_seed(0))
 
     def draw(self, generator: torch.Generator) -> None:
-        """Draw a random projection; public randomness, no secret."""
+        """Draw a random projection, which is public."""
         self.projection.normal_(generator=generator)
 
     def fit(
@@ -252,14 +247,14 @@ class Projection(nn.Module):
 
 
 class DirectionBottom(nn.Module):
-    """Encoder ``length * v / |v|``, with ``v`` a function of the record; zero outside its block."""
+    """Encoder ``length * v / |v|`` in a block of coordinates; ``v`` is a function of the record."""
 
     recordwise = True
 
     def __init__(
         self, encode: Projection, *, components: int, width: int, offset: int, length: float
     ) -> None:
-        """Make an encoder.
+        """Build an encoder.
 
         Args:
             encode: Maps features of a record to ``v``.
@@ -292,13 +287,13 @@ class DirectionBottom(nn.Module):
 def principal_projection(
     covariance: Float64[np.ndarray, "features features"], components: int, *, spread: float
 ) -> Float64[np.ndarray, "features components"]:
-    """Return the leading eigenvectors over the root of their eigenvalues.
+    """Return the leading eigenvectors, each divided by the root of its eigenvalue.
 
-    Eigenvalues are raised to those of the noise, so that directions of noise are not amplified.
-    Signs are fixed by each vector's largest entry.
+    Eigenvalues below the noise's are raised to it, so that directions of noise are not amplified.
+    Signs make each vector's largest entry positive.
 
     Args:
-        covariance: Symmetric; indefinite under much noise.
+        covariance: Symmetric; may be indefinite, with much noise.
         components: Number of eigenvectors, at most the number of features.
         spread: Approximate largest eigenvalue of the noise in ``covariance``, >= 0.
     """
@@ -307,9 +302,6 @@ def principal_projection(
     largest = np.take_along_axis(vectors, np.abs(vectors).argmax(axis=0)[None], axis=0)
     floor = max(spread, 1e-6 * float(np.abs(values).max(initial=0.0)), _SHORTEST)
     return vectors * np.sign(largest) / np.sqrt(np.maximum(values, floor))
-
-
-# Random features of one record, drawn without any data.
 
 
 @runtime_checkable
@@ -340,9 +332,8 @@ class FrozenSettings(Protocol):
 class FrozenBottom(nn.Module):
     """Random features of each linked record, with weights that do not depend on data.
 
-    Position j is a function of link j's record only: no attention among links, no normalisation
-    across rows or records, no training, as per-row sensitivities require (docs/privacy.md,
-    section 4).
+    Position j depends on link j's record only: no attention among links, no normalisation across
+    rows or records, no training, as per-row sensitivities require (docs/privacy.md, section 4).
 
     With x the record's F inputs and G a matrix of standard normals,
 
@@ -369,7 +360,7 @@ class FrozenBottom(nn.Module):
         self.draw(torch.Generator().manual_seed(0))
 
     def draw(self, generator: torch.Generator) -> None:
-        """Draw the projection and the phases; public randomness, no secret."""
+        """Draw the projection and the phases, which are public."""
         inputs, _ = self.projection.shape
         scale = self.bandwidth if self.kind == "fourier" else 1.0
         self.projection.normal_(0.0, 1 / (scale * math.sqrt(inputs)), generator=generator)

@@ -1,10 +1,9 @@
 """Shared layers, their initialisation, and the alignment of positional encodings."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Final, Protocol, runtime_checkable
 
@@ -14,34 +13,32 @@ from torch import Tensor, nn
 
 from securevfl.core import checks, devices
 
-# Initial weights from named seeds, so that a party draws the same weights in every runner.
-
 
 @runtime_checkable
 class Drawn(Protocol):
     """A module that draws its parameters or buffers from a generator."""
 
     def draw(self, generator: torch.Generator) -> None:
-        """Draw the module's own values, without those of its children."""
+        """Draw this module's values, without those of its children."""
         ...
 
 
 def initialise(model: nn.Module, *, seed: int, positions_seed: int) -> None:
-    """Initialise every weight of a bottom or top model in place, from two seeds.
+    """Draw every weight of a bottom or top model in place, from two seeds.
 
-    Layers are built with torch's global generator, which all parties of a simulated federation
-    share; afterwards the weights depend on the two seeds only. Draws are made on the CPU, so call
+    torch builds layers with its global generator, which all parties of a simulated federation
+    share. Afterwards the weights depend on the two seeds only. Draws are made on the CPU, so call
     this before the model moves to a GPU.
 
     Args:
         model: A bottom or top model.
         seed: The party's own seed.
-        positions_seed: Seed of ``model.positions``. If all parties have the same one, their
-            encodings are aligned from the first round on.
+        positions_seed: Seed of ``model.positions``. Parties with the same seed start with aligned
+            encodings.
 
     References:
-        [FeT] section 5.1, "Positional Encoding Averaging": encodings that differ between parties
-        are what averaging repairs.
+        [FeT] section 5.1, "Positional Encoding Averaging", which repairs encodings that differ
+        between parties.
     """
     _draw_all(model, torch.Generator().manual_seed(seed))
     positions = getattr(model, "positions", None)
@@ -61,7 +58,7 @@ def _draw_all(model: nn.Module, generator: torch.Generator) -> None:
             with torch.no_grad():
                 module.weight.normal_(std=module.embedding_dim**-0.5, generator=generator)
         elif isinstance(module, nn.modules.batchnorm._BatchNorm):
-            # Also forgets the running statistics, which are weights as well.
+            # This resets the running statistics too, which are weights as well.
             module.reset_parameters()
 
 
@@ -83,8 +80,6 @@ def _draw_convolution(layer: nn.Conv2d, generator: torch.Generator) -> None:
             layer.bias.zero_()
 
 
-# Dropout from random bytes.
-
 _LEVELS: Final = 256
 _BYTES_A_WORD: Final = 8
 
@@ -94,14 +89,13 @@ class ByteDropout(nn.Dropout):
 
     On a GPU it is ``nn.Dropout``, one kernel each way.
 
-    A byte has 256 values, so the share of dropped units is ``p`` rounded to a multiple of 1/256,
-    and never to 0 or 1: with t = round(256 p) in 1 to 255, a unit is dropped with probability
-    t/256, and one that is kept is multiplied by 256 / (256 - t), so that means stay as they are.
-    ``p = 0`` drops nothing.
+    A byte has 256 values, so ``p`` is rounded to a multiple of 1/256, but never to 0 or 1: with t =
+    round(256 p) in 1 to 255, a unit is dropped with probability t/256, and every other unit is
+    multiplied by 256 / (256 - t), so that expectations do not change. ``p = 0`` drops nothing.
 
-    Bytes come from torch's global generator of the input's device, as those of ``nn.Dropout`` do.
-    Every entry along the first dimension begins a new word of that stream: rows together draw what
-    ``torch.func.vmap`` draws for them one by one.
+    Bytes come from torch's global generator of the input's device, as in ``nn.Dropout``. Every
+    entry along the first dimension starts a new word of that stream, so a batch draws the same
+    bytes as ``torch.func.vmap`` draws row by row.
     """
 
     @property
@@ -110,17 +104,18 @@ class ByteDropout(nn.Dropout):
         return min(max(round(_LEVELS * self.p), 1), _LEVELS - 1) if self.p else 0
 
     def forward(self, inputs: Float[Tensor, "rows *shape"]) -> Float[Tensor, "rows *shape"]:
-        """Drop units in training, and scale the others up; in evaluation return the inputs."""
+        """Drop units and scale up the others in training; return the inputs in evaluation."""
         if not self.training or not self.dropped_values:
             return inputs
         if inputs.is_cuda:
             out: Tensor = torch.native_dropout(inputs, self.p, True)[0]
             return out
-        if _STREAMS.get() is None:
+        if _STREAMS.get(None) is None:
             drawn = _as_bytes(_empty_words(inputs).random_(-(2**63), None), inputs)
         else:
             drawn = _DrawnApart.apply(inputs)  # type: ignore[no-untyped-call]
-        # 1 from the byte ``dropped`` on, and 0 below it: comparing bytes takes far longer on a CPU.
+        # This gives 1 from the byte ``dropped`` on, and 0 below it; comparing bytes takes far
+        # longer on a CPU.
         kept = drawn.clamp(self.dropped_values - 1, self.dropped_values).sub_(
             self.dropped_values - 1
         )
@@ -129,10 +124,10 @@ class ByteDropout(nn.Dropout):
 
 @contextmanager
 def drawing_apart(streams: Sequence[torch.Generator]) -> Iterator[None]:
-    """Let models stacked by ``torch.func.vmap`` draw dropout from separate streams.
+    """Give each model stacked by ``torch.func.vmap`` its own stream for dropout.
 
-    Inside the block every :class:`ByteDropout` that drops anything must be mapped over as many
-    models as there are streams; each stream then gives what it would give to its model alone.
+    Inside the block, every :class:`ByteDropout` with ``p > 0`` must be mapped over ``len(streams)``
+    models. Each model then gets the bytes that it would get alone.
     """
     before = _STREAMS.set(streams)
     try:
@@ -141,11 +136,11 @@ def drawing_apart(streams: Sequence[torch.Generator]) -> Iterator[None]:
         _STREAMS.reset(before)
 
 
-_STREAMS: Final[ContextVar[Sequence[torch.Generator] | None]] = ContextVar("streams", default=None)
+_STREAMS: Final[ContextVar[Sequence[torch.Generator]]] = ContextVar("streams")
 
 
 class _DrawnApart(torch.autograd.Function):
-    """A byte for each unit of every model's inputs; ``vmap`` asks it for all models at once."""
+    """Draws a byte for each unit of all models' inputs; ``vmap`` calls it once for all models."""
 
     @staticmethod
     def forward(inputs: Tensor) -> Tensor:
@@ -159,11 +154,9 @@ class _DrawnApart(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int], inputs: Tensor) -> tuple[Tensor, int]:
         del info
-        streams = _STREAMS.get()
-        assert streams is not None, "units are drawn apart"
         inputs = inputs.movedim(in_dims[0], 0)
         words = _empty_words(inputs, models=1)
-        for drawn, stream in zip(words, streams, strict=True):
+        for drawn, stream in zip(words, _STREAMS.get(), strict=True):
             drawn.random_(-(2**63), None, generator=stream)
         return _as_bytes(words, inputs), 0
 
@@ -171,7 +164,7 @@ class _DrawnApart(torch.autograd.Function):
 def _empty_words(
     inputs: Float[Tensor, "*shape"], *, models: int = 0
 ) -> Int64[Tensor, "*rows words"]:
-    """Return room for a byte for each unit; behind ``models`` dimensions, a row begins a word."""
+    """Return words with a byte per unit; every row, behind ``models`` dimensions, starts a word."""
     rows, units = inputs.shape[: models + 1], math.prod(inputs.shape[models + 1 :])
     return inputs.new_empty((*rows, -(-units // _BYTES_A_WORD)), dtype=torch.int64)
 
@@ -179,24 +172,21 @@ def _empty_words(
 def _as_bytes(
     words: Int64[Tensor, "*rows words"], inputs: Float[Tensor, "*shape"]
 ) -> UInt8[Tensor, "*shape"]:
-    """Return a byte of the words for each unit."""
+    """Return one byte of the words per unit."""
     units = math.prod(inputs.shape[words.dim() - 1 :])
     return words.view(torch.uint8)[..., :units].reshape(inputs.shape)
 
 
 class LayerNorm(nn.LayerNorm):
-    """Normalises in single precision, as torch does of itself on a GPU."""
+    """Layer normalisation in single precision, as torch does on a GPU by default."""
 
     def forward(self, inputs: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows width"]:
         """Return the rows normalised, in at least 32 bits."""
         return super().forward(devices.widen_floats(inputs))
 
 
-# Multi-layer perceptron.
-
-
 class MLP(nn.Module):
-    """Linear layers with GELU and dropout between them; the last layer is linear."""
+    """Multi-layer perceptron: linear layers with GELU and dropout between them."""
 
     def __init__(
         self, num_inputs: int, hidden: Sequence[int], num_outputs: int, *, dropout: float = 0.0
@@ -211,12 +201,10 @@ class MLP(nn.Module):
         self.layers = nn.Sequential(*layers, nn.Linear(width, num_outputs))
 
     def forward(self, inputs: Float[Tensor, "*rows inputs"]) -> Float[Tensor, "*rows outputs"]:
-        """Return the outputs of the last layer, one vector for each vector of ``inputs``."""
+        """Return the outputs of the last linear layer, one vector for each vector of ``inputs``."""
         outputs: Tensor = self.layers(inputs)
         return outputs
 
-
-# Prior weight of a link's rank; links are listed nearest first.
 
 STEEPEST: Final = 16
 """Largest decay: a second link starts with a share of 2^-16."""
@@ -228,8 +216,8 @@ RankPrior = Annotated[float, partial(checks.at_least, 0), partial(checks.at_most
 def rank_scores(links: int, *, decay: float) -> Tensor:
     """Return (links,) scores whose softmax gives the j-th nearest link a share of j^-decay.
 
-    Of a key, mostly the distance indicates the true link, and a softmax with equal initial shares
-    needs more steps than a run has to become uneven.
+    Distance is the best sign of a true link. A softmax that starts with equal shares would need
+    more steps than a run has to learn that.
 
     Args:
         links: K, links of a row.
@@ -238,133 +226,18 @@ def rank_scores(links: int, *, decay: float) -> Tensor:
     return -decay * torch.arange(1, links + 1).log()
 
 
-# Shortcuts by values.
-
-
 def known_full(mask: Bool[Tensor, "*shape"]) -> bool:
-    """Return whether all of a mask is known to be true, so that what it hides need not be hidden.
+    """Return whether a mask is known to be true everywhere, so that masking can be skipped.
 
-    It is not known of a GPU, which would have to be waited for, nor while torch is tracing, since
-    the shortcut would become permanent.
+    Always False on a GPU, whose result would have to be awaited, and while torch is tracing, which
+    would make the shortcut permanent.
     """
     tracing: bool = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
     return not tracing and mask.device.type == "cpu" and bool(mask.all())
 
 
-# Alignment of positional encodings, within a party and between two.
-
-_GRID: Final = 625
-_REACH: Final = 2.0
-# With more dimensions a grid of three steps a side would be thousands of keys.
-_MOST_GRID_DIMENSIONS: Final = 6
-_SHOWN_PAIRS: Final = 250
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class PositionsTaken:
-    """A party's positional encoding before and after an average."""
-
-    own: Mapping[str, Tensor]
-    """The party's weights before the average, by name."""
-
-    mean: Mapping[str, Tensor]
-    """The average."""
-
-
-def key_grid(key_dim: int) -> Float[Tensor, "keys dimension"]:
-    """Return some 600 synthetic keys within two deviations: a grid, or random in many dimensions.
-
-    They are the same in every run, and not from any table.
-    """
-    if key_dim <= _MOST_GRID_DIMENSIONS:
-        axis = torch.linspace(-_REACH, _REACH, round(_GRID ** (1 / key_dim)))
-        return torch.cartesian_prod(*[axis] * key_dim).view(-1, key_dim)
-    generator = torch.Generator().manual_seed(0)
-    return (2 * torch.rand(_GRID, key_dim, generator=generator) - 1) * _REACH
-
-
-def encode_keys(
-    positions: nn.Module, weights: Mapping[str, Tensor], keys: Float[Tensor, "keys dimension"]
-) -> Float[Tensor, "keys width"]:
-    """Return the encodings of keys with the given weights, on the CPU."""
-    device = next(positions.parameters()).device
-    moved = {name: value.to(device) for name, value in weights.items()}
-    with torch.no_grad():
-        encoding: Tensor = torch.func.functional_call(positions, moved, (keys.to(device),))
-    return encoding.cpu()
-
-
-def distance_correlation(
-    keys: Float[Tensor, "keys dimension"],
-    first: Float[Tensor, "keys width"],
-    second: Float[Tensor, "keys width"],
-) -> float | None:
-    """Return the correlation of distances of keys with those of their encodings.
-
-    It is taken over all pairs of keys (x, y), of ||x - y|| and ||first(x) - second(y)||; None if
-    either is constant. ``first`` and ``second`` are the encodings of one party or of two.
-
-    References:
-        [FeT] section 5.1, Figure 4.
-    """
-    apart = torch.stack([torch.cdist(keys, keys), torch.cdist(first, second)]).flatten(1)
-    correlation = float(torch.corrcoef(apart)[0, 1])
-    return correlation if -2 < correlation < 2 else None
-
-
-def alignment(
-    positions: nn.Module,
-    taken: PositionsTaken,
-    *,
-    key_dim: int,
-    others: Mapping[str, Mapping[str, Tensor]],
-) -> dict[str, Any]:
-    """Return Figure 4 of a party: distances of keys against distances of their encodings.
-
-    Args:
-        positions: Its positional encoding, with any weights.
-        taken: Its weights before and after an average.
-        key_dim: Key columns.
-        others: Other parties' weights before the average, by name; empty where each party is a
-            separate process, which does not know them.
-
-    Returns:
-        ``key_distance`` of some pairs of synthetic keys, and under ``pictures`` for each comparison
-        its ``name``, its ``encoding_distance`` of the same pairs, and its ``correlation`` over all
-        pairs.
-
-    References:
-        [FeT] section 5.1, Figure 4: (b) within a party, (a) and (c) between two.
-
-    Reveals:
-        To the readers: encodings of synthetic keys by the weights of each named party.
-    """
-    keys = key_grid(key_dim)
-    own = encode_keys(positions, taken.own, keys)
-    mean = encode_keys(positions, taken.mean, keys)
-    compared = {"before: its own": (own, own)}
-    for name, weights in others.items():
-        compared[f"before: its own and that of {name}"] = own, encode_keys(positions, weights, keys)
-    if not others:
-        compared["its own before, and the average"] = own, mean
-    compared["after: the average, which all have"] = mean, mean
-    generator = torch.Generator().manual_seed(0)
-    a, b = torch.randint(len(keys), (2, _SHOWN_PAIRS), generator=generator)
-    return {
-        "key_distance": finite((keys[a] - keys[b]).norm(dim=1)),
-        "pictures": [
-            {
-                "name": name,
-                "encoding_distance": finite((first[a] - second[b]).norm(dim=1)),
-                "correlation": distance_correlation(keys, first, second),
-            }
-            for name, (first, second) in compared.items()
-        ],
-    }
-
-
 def finite(values: Float[Tensor, "*shape"]) -> list[Any]:
-    """Return numbers for a picture, as JSON can hold them: six decimals, 0 where not finite."""
+    """Return values as nested lists for JSON: rounded to six decimals, 0 where not finite."""
     exact = values.detach().cpu().double().nan_to_num(0.0, 0.0, 0.0)
     rounded: list[Any] = exact.round(decimals=6).tolist()
     return rounded

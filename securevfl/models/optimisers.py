@@ -11,8 +11,6 @@ from torch import nn
 from securevfl.core import checks
 from securevfl.core.errors import of_an_extra
 
-# Learning-rate schedules.
-
 Schedule = Literal["constant", "cosine"]
 """Schedules of :func:`learning_rate_in`."""
 
@@ -22,10 +20,10 @@ def learning_rate_in(epoch: int, *, first: float, schedule: Schedule, epochs: in
 
     Args:
         epoch: Counted from 1.
-        first: The step size of the first one.
-        schedule: ``constant``, or ``cosine``: half a period of it, which would reach 0 one epoch
+        first: Step size of the first epoch.
+        schedule: ``constant``, or ``cosine``: half a cosine period, which would reach 0 one epoch
             after the last.
-        epochs: Most epochs.
+        epochs: Maximum number of epochs.
 
     References:
         [SGDR] Loshchilov and Hutter 2017 (arXiv:1608.03983v5), equation 5, by epochs, without
@@ -36,8 +34,6 @@ def learning_rate_in(epoch: int, *, first: float, schedule: Schedule, epochs: in
     return first * (1 + math.cos(math.pi * (epoch - 1) / epochs)) / 2
 
 
-# Optimizers; each party has its own, for its own parameters.
-
 OPTIMIZERS = ("adamw", "adam", "lamb", "sgd")
 """Names that :func:`build_optimizer` accepts."""
 
@@ -45,7 +41,7 @@ _Kind = TypeVar("_Kind", bound=torch.optim.Optimizer)
 
 
 class PacedOptimizer:
-    """An optimizer whose step size depends only on the epoch, also after a dropout."""
+    """An optimizer whose step size depends on the epoch alone, even after a party was absent."""
 
     def __init__(
         self,
@@ -61,7 +57,7 @@ class PacedOptimizer:
             optimizer: Takes the steps.
             learning_rate: Step size of the first epoch.
             schedule: Schedule of :func:`learning_rate_in`.
-            epochs: Most epochs.
+            epochs: Maximum number of epochs.
         """
         self._optimizer = optimizer
         self._learning_rate = learning_rate
@@ -106,12 +102,12 @@ def build_optimizer(
         name: One of :data:`OPTIMIZERS`.
         parameters: The parameters to optimise.
         learning_rate: Step size, > 0.
-        weight_decay: Decoupled decay of ``adamw``, ``lamb`` and ``sgd``; ``adam`` takes the L2
-            form, which is its definition.
+        weight_decay: Decay: decoupled for ``adamw``, ``lamb`` and ``sgd``, an L2 penalty for
+            ``adam``.
 
     Raises:
-        ConfigError: For an unknown name, an impossible number, or ``lamb`` where the library
-            that has it is missing.
+        ConfigError: For an unknown name, an invalid number, or ``lamb`` without the package that
+            has it.
 
     References:
         [LAMB] You et al. 2020 (arXiv:1904.00962v5), Algorithm 2, from the library
@@ -122,7 +118,7 @@ def build_optimizer(
     checks.non_negative(weight_decay=weight_decay)
     if name == "lamb":
         return _lamb(parameters, learning_rate, weight_decay)
-    # One fused kernel for all tensors: these models have many small ones.
+    # A fused kernel for all tensors, since these models have many small ones.
     if name == "sgd":
         return without_compiler(torch.optim.SGD)(
             parameters, lr=learning_rate, momentum=0.9, weight_decay=weight_decay, fused=True
@@ -135,7 +131,7 @@ def build_optimizer(
 
 @cache
 def without_compiler(kind: type[_Kind]) -> type[_Kind]:
-    """Return an optimizer whose methods do not load torch's compiler when they are first called.
+    """Return an optimizer class whose methods do not load torch's compiler on first use.
 
     The compiler takes each party's process more than a second to load, and no party uses it. The
     methods are torch's own, without the wrappers that exclude them from compilation.
@@ -144,7 +140,7 @@ def without_compiler(kind: type[_Kind]) -> type[_Kind]:
     methods = {
         name: getattr(method := getattr(kind, name), "__wrapped__", method) for name in wrapped
     }
-    # One of the wrappers also keeps a step out of the gradient.
+    # One of the wrappers also excludes the step from gradients.
     methods["step"] = torch.no_grad()(methods["step"])
     return type(kind.__name__, (kind,), methods)
 

@@ -1,4 +1,4 @@
-"""Networks on pairs of linked records: shared by FedSim, and the baselines that average over pairs.
+"""Split network on pairs of linked records, for FedSim and baselines that average over pairs.
 
 B = rows of a batch, K = links of a row, H = width at the cut, A = hidden width, O = outputs.
 """
@@ -17,8 +17,6 @@ from securevfl.models import family
 from securevfl.models.frozen import FrozenBottom
 from securevfl.models.layers import MLP, known_full
 
-# Settings of the split network of one pair of records.
-
 PAPER_TRAINING: Final[Mapping[str, Any]] = MappingProxyType(
     {
         "optimizer": "lamb",
@@ -35,7 +33,7 @@ appendix C)."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PairSettings:
-    """Sizes of the split network that all of them put around one linked pair.
+    """Settings of the split network on one linked pair, in all families that use it.
 
     References:
         [FedSim] section 6.1: local and aggregation models have one hidden layer each.
@@ -96,17 +94,14 @@ class ManyLinksSettings(PairSettings):
         return self.neighbours, self.hidden
 
 
-# Similarities of a row's links as a top model reads them.
-
-
 def mean_similarities(
     similarities: Float[Tensor, "batch secondaries links"],
 ) -> tuple[Float[Tensor, "batch links"], Bool[Tensor, "batch links"]]:
-    """Average over the secondaries that have a link in a slot, as SplitAvg averages their vectors.
+    """Return every slot's mean similarity over secondaries, as SplitAvg averages vectors.
 
     Returns:
-        The mean similarity of every slot, 0 where no secondary has a link, and which slots have
-        one.
+        The mean similarity of every slot, 0 where no secondary has a link, and a mask of the slots
+        that have one.
     """
     absent = similarities.isnan()
     if known_full(~absent):
@@ -116,13 +111,11 @@ def mean_similarities(
     return similarities.masked_fill(absent, 0.0).sum(dim=1) / count.clamp_min(1), count > 0
 
 
-# The split network of one pair of linked records.
-
 _SMALLEST: Final = 1e-6
 
 
 class RecordBottom(nn.Module):
-    """A secondary's local model, applied to each linked record alone.
+    """A secondary's local model, applied to each linked record separately.
 
     References:
         [FedSim] Algorithm 1, line 5.
@@ -144,7 +137,8 @@ class RecordBottom(nn.Module):
         """Return one vector for each link; zeros for empty slots."""
         inputs = torch.cat([features, keys], dim=-1) if self.keys_as_features else features
         out: Tensor = self.local(inputs)
-        # Whichever links there are: gradients must be traceable row by row (torch.func).
+        # Without a branch on which links exist: gradients must be traceable row by row
+        # (torch.func).
         return out * present.unsqueeze(-1)
 
 
@@ -152,12 +146,12 @@ L = TypeVar("L", bound=OneLinkSettings | ManyLinksSettings)
 
 
 class PairFamily(family.Family[L]):
-    """A family on this split network; its aggregation model reads every link's own vector."""
+    """A family with this split network, whose aggregation model reads the vector of every link."""
 
     def build_bottom(
         self, settings: L, *, num_features: int, key_dim: int, frozen: bool = False, **_: object
     ) -> nn.Module:
-        """Return the local model of each linked record; a frozen one is random and stays so."""
+        """Return the local model of each linked record; a frozen one keeps its random weights."""
         kind = FrozenBottom if frozen else RecordBottom
         return kind(settings, num_features=num_features, key_dim=key_dim)
 
@@ -165,8 +159,8 @@ class PairFamily(family.Family[L]):
 class PairModel(nn.Module):
     """The primary's local model and the aggregation model: one output vector for each pair.
 
-    The aggregation model reads a row's own representation beside that of each of its links. Its
-    first layer is linear, so the own part is computed once a row, not once a pair.
+    The aggregation model reads a row's representation next to that of each link. Its first layer is
+    linear, so the row's part is computed once a row, not once a pair.
 
     References:
         [FedSim] Algorithm 1, lines 6 and 7.
@@ -218,49 +212,46 @@ def _local_model(config: PairSettings, *, num_features: int, key_dim: int) -> ML
 def _at_unit_scale(
     aggregate: Float[Tensor, "batch links width"],
 ) -> Float[Tensor, "batch links width"]:
-    """Bring each row of an aggregate to a root mean square of one; a row of zeros stays.
+    """Scale each row of an aggregate to a root mean square of one; a row of zeros stays.
 
-    Clipping leaves a row of K vectors with the norm C in all, whatever K is; its scale at the
-    primary is post-processing of what was released. The scale is on the autograd graph: the
-    gradient that secondaries get is the loss's own.
+    Clipping leaves a row of K vectors with the norm C in total, for any K. Scaling at the primary
+    is post-processing of the release. The scale is on the autograd graph, so that secondaries get
+    the loss's true gradient.
     """
     size = torch.linalg.vector_norm(aggregate, dim=(1, 2), keepdim=True)
     return aggregate * (aggregate[0].numel() ** 0.5 / size.clamp_min(_SMALLEST))
 
 
-# Baselines that link: exact, top1sim, avgsim and featuresim.
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Top1SimConfig(OneLinkSettings):
-    """Each row with its most similar record: ``family = "top1sim"``."""
+    """``family = "top1sim"``: each row is linked to its most similar record."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExactConfig(OneLinkSettings):
-    """Each row with the record of the very same key, if there is one: ``family = "exact"``."""
+    """``family = "exact"``: each row is linked to the record with an equal key, if there is one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AvgSimConfig(ManyLinksSettings):
-    """The mean of the predictions with each of K records: ``family = "avgsim"``."""
+    """``family = "avgsim"``: the mean of the predictions with each of K records."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FeatureSimConfig(ManyLinksSettings):
-    """Like ``avgsim``, with the similarity as one more input: ``family = "featuresim"``."""
+    """``family = "featuresim"``: like ``avgsim``, with the similarity as another input."""
 
 
 class AverageTop(nn.Module):
-    """Predict with each of a row's links and average: with one link, plain SplitNN.
+    """Mean of the predictions with each of a row's links; with one link, plain SplitNN.
 
-    A slot that no secondary fills does not count, and a row without any link is predicted from
-    the zeros that stand for them. Without similarities an empty slot is known by its zeros, which
-    a noised average has not: every slot counts there.
+    Slots that no secondary fills are left out; a row without any link is predicted from zeros.
+    Without similarities, an empty slot is recognised by its zeros; a noised average has none, so
+    there every slot counts.
 
     References:
         [FedSim] section 3, "Exact/Top1Sim", "AvgSim" and "FeatureSim". A classifier's logits are
-        averaged; the paper does not say which numbers are.
+        averaged; the paper does not say what is averaged.
     """
 
     stackable = True
@@ -308,7 +299,7 @@ _PAPER_MODEL: Final[Mapping[str, Any]] = MappingProxyType(
 
 
 class _LinkedFamily(PairFamily[L]):
-    """A baseline that links, on the mean over a row's links."""
+    """A baseline that averages predictions over a row's links."""
 
     presets = MappingProxyType(
         {
@@ -333,7 +324,7 @@ class _LinkedFamily(PairFamily[L]):
 
 
 class ExactFamily(_LinkedFamily[ExactConfig]):
-    """``family = "exact"``: records of the very same key; a row without one gets zeros."""
+    """``family = "exact"``: records with an equal key; a row without one gets zeros."""
 
     name = "exact"
     links_to_one = True
@@ -373,5 +364,5 @@ class FeatureSimFamily(_LinkedFamily[FeatureSimConfig]):
     settings_class = FeatureSimConfig
 
     def needs_similarities(self, settings: FeatureSimConfig) -> bool:
-        """Return that the aggregation model does."""
+        """Return True: the aggregation model does."""
         return True

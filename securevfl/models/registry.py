@@ -1,12 +1,12 @@
-"""Model families by name: built-in ones, and those of installed packages.
+"""Model families by name: built-in, registered here, and of installed packages.
 
 A package names its family in ``pyproject.toml``::
 
     [project.entry-points."securevfl.families"]
     average = "their_package:AverageFamily"
 
-A federation file that says ``family = "average"`` then imports that, and nothing else: a name
-that no installed package registers leads to no import.
+A federation file with ``family = "average"`` then imports that class, and nothing else: a name that
+no installed package registers imports nothing.
 """
 
 import dataclasses
@@ -24,10 +24,11 @@ from securevfl.core import checks
 from securevfl.core.errors import ConfigError, in_one_line
 from securevfl.core.stages import load_parts
 from securevfl.models import pairs
-from securevfl.models.family import AnyFamily, Family, FamilySettings, Step
+from securevfl.models.family import AnyFamily, Family, FamilySettings
 from securevfl.models.fedhssl import family as fedhssl
 from securevfl.models.fedsim import FedSimFamily
 from securevfl.models.fet.family import FeTFamily
+from securevfl.models.pretraining import Step
 
 GROUP: Final = "securevfl.families"
 """The entry points' group."""
@@ -44,7 +45,7 @@ def installed_families() -> Mapping[str, tuple[metadata.EntryPoint, ...]]:
 def _registered_in(
     _places: tuple[tuple[str, int], ...],
 ) -> Mapping[str, tuple[metadata.EntryPoint, ...]]:
-    """Search all installed packages, once for each state of their folders."""
+    """Search all installed packages, once per state of their folders."""
     entries: dict[str, tuple[metadata.EntryPoint, ...]] = {}
     for entry in sorted(metadata.entry_points(group=GROUP), key=lambda point: point.name):
         entries[entry.name] = (*entries.get(entry.name, ()), entry)
@@ -68,7 +69,7 @@ def load_family(entry: metadata.EntryPoint) -> AnyFamily:
     """Import a family and check it.
 
     Raises:
-        ConfigError: If it cannot be imported, or is not a family; in one line, with the place.
+        ConfigError: If it cannot be imported or is not a family; one line, with the place.
     """
     where = (
         f"model.family: {entry.name!r}, {entry.value} of the installed package "
@@ -173,12 +174,12 @@ _METHODS = (*_ONE_PARTY, "boosting", "boosting-links", "boosting-combine")
 
 
 def family_names() -> tuple[str, ...]:
-    """Return every family name that a federation file may give, own families first."""
+    """Return every family name that a federation file may give, built-in families first."""
     return tuple(dict.fromkeys([*FAMILIES, *_REGISTERED, *installed_families()]))
 
 
 def is_built_in(family: AnyFamily) -> bool:
-    """Return whether a family is one of the package's own, which its tests check."""
+    """Return whether a family is built in, so that the package's tests cover it."""
     return FAMILIES.get(family.name) is family
 
 
@@ -186,8 +187,8 @@ def family_named(name: object) -> AnyFamily:
     """Return the family called ``name`` in a federation file.
 
     Raises:
-        ConfigError: If there is no such family, if another package's can't be loaded, or if
-            several packages register the name.
+        ConfigError: If there is no such family, it can't be loaded, or several packages register
+            the name.
     """
     known = ", ".join(map(repr, family_names()))
     if name is None:
@@ -217,10 +218,10 @@ def family_named(name: object) -> AnyFamily:
 def register(family: type[F]) -> type[F]:
     """Register a custom family in this process, without a package.
 
-    ``securevfl.simulate`` then takes its settings, and federation files its name; so does
-    ``securevfl.train``, whose processes import its module or script. Commands don't know it,
-    and ``compare`` with several jobs needs an entry point. A family that was registered under the
-    same name is replaced, so that a notebook cell may run again.
+    ``securevfl.simulate`` then accepts its settings, and federation files its name; so does
+    ``securevfl.train``, whose processes import its module or script. Commands don't know it, and
+    ``compare`` with several jobs needs an entry point. An earlier registration of the same name is
+    replaced, so that a notebook cell may run again.
 
     Args:
         family: A subclass of :class:`Family`.
@@ -229,8 +230,8 @@ def register(family: type[F]) -> type[F]:
         The same class, so that this can be used as a decorator.
 
     Raises:
-        ConfigError: If it is not a family, or its name is taken by a family of the package, by a
-            method of comparisons or by an installed family.
+        ConfigError: If it is not a family, or its name belongs to a built-in or installed family or
+            to a method of comparisons.
     """
     try:
         made = made_of(family)
@@ -243,9 +244,9 @@ def register(family: type[F]) -> type[F]:
 
 
 def registration(family: AnyFamily) -> Callable[[], object] | None:
-    """Return a call that registers a family in another process; None where none is needed.
+    """Return a function that registers a family in another process; None if not needed.
 
-    It can be pickled if what the family is made of can be imported there.
+    It can be pickled if the family's classes and modules can be imported there.
     """
     if family not in _REGISTERED.values():
         return None
@@ -261,7 +262,7 @@ def require_installed(family: AnyFamily, *, by: str) -> None:
         by: Name of the command that starts processes.
 
     Raises:
-        ConfigError: If other processes would not know the family.
+        ConfigError: If it is registered in this process only.
     """
     if family in _REGISTERED.values():
         raise ConfigError(

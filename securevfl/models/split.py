@@ -1,4 +1,4 @@
-"""A family made of any two torch modules: one for every secondary, one for the primary."""
+"""A family of any two torch modules: one for every secondary, one for the primary."""
 
 import copy
 import functools
@@ -47,26 +47,26 @@ def split_model(
     party_dropout: float = 0.0,
     name: str = "split",
 ) -> SplitSettings:
-    """Make two torch modules a model family of this process, and return its settings.
+    """Register two torch modules as a model family in this process, and return its settings.
 
-    The modules are held to what every family is: shapes are tried on two rows, and where something
-    is promised, a bottom module that does not treat each row alone is refused. ``securevfl.train``
-    takes it too where its processes can import the functions or modules from a file.
+    The modules are checked like every family: shapes are tried on two rows, and in a private run a
+    bottom module that mixes rows is refused. ``securevfl.train`` accepts the settings too, if its
+    processes can import the functions or modules from a file.
 
     Args:
-        bottom: Every secondary's half, or a function of its numbers of inputs and outputs that
-            returns one. Inputs are the features of a row's K links, nearest first, with zeros where
-            there is no link; outputs are ``width`` numbers.
-        top: The primary's half, likewise: from its own features followed by the ``width`` averaged
+        bottom: Every secondary's module, or a function of the numbers of inputs and outputs that
+            returns it. Inputs are the features of a row's K links, nearest first, with zeros for
+            absent links; outputs are ``width`` numbers.
+        top: The primary's module, likewise: from its features followed by the ``width`` averaged
             numbers to the task's outputs.
         neighbours: K, links of a row at every secondary.
         width: Numbers that a secondary releases for a row.
         party_dropout: Share of the secondaries left out of a training round.
-        name: The family's name; one that this process registered before is replaced.
+        name: The family's name; an earlier registration in this process is replaced.
 
     Returns:
-        The model for ``securevfl.simulate`` or ``train``. Each party gets a copy of a module, whose
-        linear layers, 2-D convolutions and embeddings are drawn anew from the run's seed.
+        The ``model`` argument of ``securevfl.simulate`` or ``train``. Each party gets a copy of its
+        module, with linear layers, 2-D convolutions and embeddings initialised from the run's seed.
 
     Raises:
         ConfigError: If the name is taken.
@@ -76,10 +76,10 @@ def split_model(
 
 
 def _register_family(bottom: Half, top: Half, name: str) -> type[SplitSettings]:
-    """Register the family, in this process or in one that this one has started."""
+    """Register the family in this process, or in one that it has started."""
 
     class Settings(SplitSettings):
-        """Settings of this family alone, by which it is found."""
+        """Settings class of this family alone, by which the family is looked up."""
 
     class Split(Family[SplitSettings]):
         """``split_model``'s family."""

@@ -1,7 +1,8 @@
 """Metrics of each task, and their bootstrap intervals.
 
-A resample is a weight for each row: how often it was drawn. Every metric but the area under the ROC
-curve is a function of weighted sums over rows, so a block of resamples takes a few matrix products.
+A resample is a weight for each row: the number of times that it was drawn. All metrics but the area
+under the ROC curve are functions of weighted sums over rows, so a block of resamples needs only a
+few matrix products.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -15,8 +16,6 @@ from jaxtyping import Bool, Float64, Int64, Shaped
 from securevfl.core import checks
 from securevfl.core.conventions import Task, stream
 from securevfl.core.errors import ConfigError
-
-# Metrics.
 
 Outputs = Float64[np.ndarray, "rows outputs"]
 """A model's outputs: predictions, the second class's logit, or a logit for each class."""
@@ -34,7 +33,7 @@ Resampled = Callable[[Weights], Float64[np.ndarray, " resamples"]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskMetric:
-    """A metric: name, meaning, unit, and how it is computed."""
+    """A metric: its name, meaning, unit and computation."""
 
     name: str
     """Name in files, tables and ``training.metric``."""
@@ -46,7 +45,7 @@ class TaskMetric:
     """``"label"``: the labels' own units."""
 
     values: str
-    """Range."""
+    """Range of values."""
 
     higher_is_better: bool = True
 
@@ -61,7 +60,7 @@ class TaskMetric:
     logit above which a row of a binary task counts as the second class."""
 
     def value(self, outputs: Outputs, targets: Targets, cut: float) -> float:
-        """Return the metric of the rows as they are; arguments as for ``measure``."""
+        """Return the metric of the rows, each once; arguments as for ``measure``."""
         return float(self.measure(outputs, targets, cut)(np.ones((1, len(targets))))[0])
 
 
@@ -225,7 +224,7 @@ def _probabilities(outputs: Outputs) -> Float64[np.ndarray, "rows classes"]:
 
 
 def predicted_classes(outputs: Outputs, cut: float) -> Int64[np.ndarray, " rows"]:
-    """Return each row's class: the second one of two above the logit ``cut``, or the likeliest."""
+    """Return each row's class: the second of two if above the logit ``cut``, else the likeliest."""
     if outputs.shape[1] == 1:
         return (outputs[:, 0] > cut).astype(np.int64)
     return outputs.argmax(axis=1)
@@ -234,7 +233,7 @@ def predicted_classes(outputs: Outputs, cut: float) -> Int64[np.ndarray, " rows"
 def confidences(
     outputs: Outputs, targets: Targets
 ) -> tuple[Float64[np.ndarray, " rows"], Bool[np.ndarray, " rows"]]:
-    """Return the probability of each row's prediction, and whether it came true.
+    """Return the probability of each row's prediction, and whether it is right.
 
     The prediction is the second class in a binary task, otherwise the most probable class.
     """
@@ -247,7 +246,7 @@ def confidences(
 def calibration_bins(
     probabilities: Float64[np.ndarray, " rows"],
 ) -> Int64[np.ndarray, " rows"]:
-    """Return the bin of each row, counted from 0."""
+    """Return the calibration bin of each row, counted from 0."""
     places = (probabilities * CALIBRATION_BINS).astype(np.int64)
     return np.minimum(places, CALIBRATION_BINS - 1)
 
@@ -285,91 +284,6 @@ def metrics_of(
     return tuple(sorted(own, key=lambda metric: metric.name != (first or names[0])))
 
 
-# Bootstrap intervals of all metrics of a task, on the same resamples.
-
-LEVEL: Final = 0.95
-"""Share of the resamples inside an interval."""
-
-_MOST: Final = 1000
-_FEWEST: Final = 200
-# Rows times outputs times resamples: a third of a second.
-_DRAWN_AT_MOST: Final = 20_000_000
-_BLOCK: Final = 1_000_000
-# A metric that fewer resamples than this share define has no interval.
-_DEFINED: Final = 0.5
-
-Interval = tuple[float, float]
-
-
-def resamples_for(rows: int, outputs: int) -> int:
-    """Return the number of resamples: 1000, or fewer for very many rows."""
-    return min(_MOST, max(_FEWEST, _DRAWN_AT_MOST // max(1, rows * outputs)))
-
-
-def bootstrap_intervals(
-    metrics: Mapping[str, Resampled], *, rows: int, resamples: int, seed: int
-) -> dict[str, Interval | None]:
-    """Return a percentile interval of every metric; None if too few resamples define it.
-
-    Args:
-        metrics: Result of :func:`resampled_metrics`.
-        rows: Number of rows.
-        resamples: Number of resamples.
-        seed: Run seed.
-
-    References:
-        Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 13.
-    """
-    drawn = bootstrap_draws(metrics, rows=rows, resamples=resamples, seed=seed)
-    return {name: percentile_interval(values) for name, values in drawn.items()}
-
-
-def bootstrap_draws(
-    metrics: Mapping[str, Resampled], *, rows: int, resamples: int, seed: int
-) -> dict[str, Float64[np.ndarray, " resamples"]]:
-    """Return every metric on the same resamples, so that differences are paired by rows.
-
-    Equal numbers of rows and resamples and an equal seed give equal resamples in another call.
-    Arguments as in :func:`bootstrap_intervals`.
-    """
-    random = stream(seed, "bootstrap")
-    drawn: dict[str, list[Float64[np.ndarray, " _"]]] = {name: [] for name in metrics}
-    left = resamples
-    while left:
-        block = min(left, max(1, _BLOCK // rows))
-        left -= block
-        places = random.integers(0, rows, size=(block, rows))
-        places += np.arange(block)[:, None] * rows
-        counts = np.bincount(places.ravel(), minlength=block * rows)
-        weights = counts.reshape(block, rows).astype(np.float64)
-        for name, measure in metrics.items():
-            drawn[name].append(measure(weights))
-    return {name: np.concatenate(blocks) for name, blocks in drawn.items()}
-
-
-def percentile_interval(values: Float64[np.ndarray, " resamples"]) -> Interval | None:
-    """Return the interval that holds :data:`LEVEL` of the resamples; None if few are defined."""
-    known = values[np.isfinite(values)]
-    if len(known) < _DEFINED * len(values):
-        return None
-    low, high = np.quantile(known, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return float(low), float(high)
-
-
-def resampled_metrics(
-    task: Task, outputs: Outputs, targets: Targets, *, cut: float
-) -> dict[str, Resampled]:
-    """Return every metric of a task as a function of resamples, by name.
-
-    Args:
-        task: Kind of label.
-        outputs: A model's outputs.
-        targets: The labels, in the outputs' units.
-        cut: The logit above which a row of a binary task counts as the second class.
-    """
-    return {metric.name: metric.measure(outputs, targets, cut) for metric in TASK_METRICS[task]}
-
-
 def _explained_variance(
     predicted: Float64[np.ndarray, " rows"], targets: Float64[np.ndarray, " rows"]
 ) -> Resampled:
@@ -379,7 +293,7 @@ def _explained_variance(
     def measure(weights: Weights) -> Float64[np.ndarray, " resamples"]:
         missed, mean, square = (weights @ moments / weights.shape[1]).T
         variance = square - np.square(mean)
-        # Labels that do not differ leave nothing but rounding.
+        # Equal labels leave nothing but rounding errors.
         return 1 - _ratio(missed, np.where(variance > 1e-12 * square, variance, 0))
 
     return measure
@@ -458,7 +372,7 @@ def _ratio(
 
 
 def _mean_of(measures: Iterable[Resampled], *, all_of_them: bool = False) -> Resampled:
-    """Return the mean over classes: of those that define it, or NaN unless ``all_of_them`` do."""
+    """Return the mean over the classes that define it; with ``all_of_them``, NaN unless all do."""
     several = list(measures)
     if all_of_them:
         return lambda weights: np.stack([measure(weights) for measure in several]).mean(axis=0)
@@ -466,7 +380,90 @@ def _mean_of(measures: Iterable[Resampled], *, all_of_them: bool = False) -> Res
 
 
 def _nanmean(values: list[Float64[np.ndarray, " resamples"]]) -> Float64[np.ndarray, " resamples"]:
-    """Return the mean of the defined values of each column; each column has one."""
+    """Return the mean of the defined values of each column; each column needs at least one."""
     table = np.stack(values)
     known = ~np.isnan(table)
     return np.where(known, table, 0).sum(axis=0) / known.sum(axis=0)
+
+
+LEVEL: Final = 0.95
+"""Share of the resamples inside an interval."""
+
+_MOST: Final = 1000
+_FEWEST: Final = 200
+# Rows times outputs times resamples: a third of a second.
+_DRAWN_AT_MOST: Final = 20_000_000
+_BLOCK: Final = 1_000_000
+# A metric that fewer resamples than this share define has no interval.
+_DEFINED: Final = 0.5
+
+Interval = tuple[float, float]
+
+
+def resamples_for(rows: int, outputs: int) -> int:
+    """Return the number of resamples: 1000, or fewer for very many rows."""
+    return min(_MOST, max(_FEWEST, _DRAWN_AT_MOST // max(1, rows * outputs)))
+
+
+def bootstrap_intervals(
+    metrics: Mapping[str, Resampled], *, rows: int, resamples: int, seed: int
+) -> dict[str, Interval | None]:
+    """Return a percentile interval of every metric; None if too few resamples define it.
+
+    Args:
+        metrics: Result of :func:`resampled_metrics`.
+        rows: Number of rows.
+        resamples: Number of resamples.
+        seed: Run seed.
+
+    References:
+        Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 13.
+    """
+    drawn = bootstrap_draws(metrics, rows=rows, resamples=resamples, seed=seed)
+    return {name: percentile_interval(values) for name, values in drawn.items()}
+
+
+def bootstrap_draws(
+    metrics: Mapping[str, Resampled], *, rows: int, resamples: int, seed: int
+) -> dict[str, Float64[np.ndarray, " resamples"]]:
+    """Return every metric on the same resamples, so that differences between metrics are paired.
+
+    Calls with equal numbers of rows and resamples and an equal seed draw equal resamples. Arguments
+    as in :func:`bootstrap_intervals`.
+    """
+    random = stream(seed, "bootstrap")
+    drawn: dict[str, list[Float64[np.ndarray, " _"]]] = {name: [] for name in metrics}
+    left = resamples
+    while left:
+        block = min(left, max(1, _BLOCK // rows))
+        left -= block
+        places = random.integers(0, rows, size=(block, rows))
+        places += np.arange(block)[:, None] * rows
+        counts = np.bincount(places.ravel(), minlength=block * rows)
+        weights = counts.reshape(block, rows).astype(np.float64)
+        for name, measure in metrics.items():
+            drawn[name].append(measure(weights))
+    return {name: np.concatenate(blocks) for name, blocks in drawn.items()}
+
+
+def percentile_interval(values: Float64[np.ndarray, " resamples"]) -> Interval | None:
+    """Return the interval with a :data:`LEVEL` share of the resamples; None if few are defined."""
+    known = values[np.isfinite(values)]
+    if len(known) < _DEFINED * len(values):
+        return None
+    low, high = np.quantile(known, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(low), float(high)
+
+
+def resampled_metrics(
+    task: Task, outputs: Outputs, targets: Targets, *, cut: float
+) -> dict[str, Resampled]:
+    """Return every metric of a task as a function of resamples, by name.
+
+    Args:
+        task: Kind of label.
+        outputs: A model's outputs.
+        targets: The labels, in the outputs' units.
+        cut: The logit above which a row of a binary task counts as the second class.
+    """
+    return {metric.name: metric.measure(outputs, targets, cut) for metric in TASK_METRICS[task]}

@@ -1,4 +1,4 @@
-"""Tasks: outputs, loss, metrics and decision threshold of each, and evaluation of outputs."""
+"""Tasks: outputs, loss, metrics, decision threshold and evaluation."""
 
 import math
 from collections.abc import Sequence
@@ -16,8 +16,6 @@ from securevfl.core.conventions import Task
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.models import task_metrics
 
-# Decision threshold of a binary task.
-
 Rule = Literal["half", "f1", "youden"] | float
 """``half``: 0.5; ``f1`` and ``youden``: the best on the validation rows; or a number."""
 
@@ -28,17 +26,17 @@ HALF: Final = 0.5
 def choose_threshold(
     rule: Rule, logits: Float64[np.ndarray, " rows"], targets: Shaped[np.ndarray, " rows"]
 ) -> float:
-    """Return the probability above which a row counts as one of the second class.
+    """Return the probability above which a row counts as the second class.
 
     Args:
         rule: ``youden`` maximises the true positive rate minus the false positive rate; ``f1``
             maximises F1.
-        logits: Logits of the second class, for the rows that choose.
+        logits: Logits of the second class for the rows that choose.
         targets: Their labels, 0 or 1.
 
     Returns:
-        A number in [0, 1]: half-way, in logits, between two rows. Among equally good ones the
-        nearest to 0.5; 0.5 if the rows are not of both classes.
+        A number in [0, 1]: the middle, in logits, between two rows; among equally good ones the
+        nearest to 0.5. It is 0.5 if the rows are all of one class.
     """
     if isinstance(rule, float):
         return rule
@@ -49,7 +47,7 @@ def choose_threshold(
     scores, place = np.unique(logits, return_inverse=True)
     hits = np.bincount(place, weights=targets == 1)
     alarms = np.bincount(place, weights=targets != 1)
-    # Counts above the middle between a score and the next one; above the last one is nothing, which
+    # Counts above the middle between a score and the next one; nothing is above the last one, which
     # is never best.
     true = positives - hits.cumsum()[:-1]
     false = negatives - alarms.cumsum()[:-1]
@@ -68,8 +66,6 @@ def as_logit(threshold: float) -> float:
     """Return the logit of a threshold."""
     return float(scipy.special.logit(threshold))
 
-
-# Task heads.
 
 Metrics = dict[str, float | None]
 """Metrics of rows by name, the one that training optimises first; None if not defined."""
@@ -135,7 +131,7 @@ class TaskHead:
         """Return the mean loss: squared error, or cross-entropy in nats.
 
         Targets may be soft labels: one number for each class (rows, classes), or one for the second
-        of two classes; numbers below 0 or above 1 are allowed.
+        of two classes. Numbers outside [0, 1] are allowed.
         """
         if self.task == "regression":
             return functional.mse_loss(outputs[:, 0], targets)
@@ -158,7 +154,7 @@ class TaskHead:
     def choose_threshold(
         self, outputs: Float[Tensor, "rows outputs"], targets: Shaped[Tensor, " rows"]
     ) -> float:
-        """Return the rule's threshold on these rows; 0.5 if the task is not binary."""
+        """Return the threshold that the rule gives on these rows; 0.5 if the task is not binary."""
         if self.task != "binary" or self.threshold == "half":
             return HALF
         out, true = on_cpu(outputs, targets)
@@ -279,12 +275,9 @@ class TaskHead:
 
 
 def on_cpu(outputs: Tensor, targets: Tensor) -> tuple[task_metrics.Outputs, task_metrics.Targets]:
-    """Return outputs in float64 and labels, both as arrays of numpy."""
+    """Return outputs in float64 and labels, as numpy arrays."""
     true = targets.double() if targets.is_floating_point() else targets
     return outputs.detach().double().cpu().numpy(), true.cpu().numpy()
-
-
-# Evaluation: metrics with intervals, confusion and calibration.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -304,19 +297,20 @@ class Evaluation:
     """Number of bootstrap resamples."""
 
     threshold: dict[str, Any] | None
-    """In a binary task: the ``rule`` and the ``value``, the probability above which a row counts as
-    the second class."""
+    """Decision threshold of a binary task: the ``rule``, and the ``value``, the probability above
+    which a row counts as the second class."""
 
     confusion: dict[str, Any] | None
-    """For classes: their names, ``classes``, and ``counts`` of rows by true and predicted class."""
+    """Confusion matrix of a classification task: names of ``classes``, and ``counts`` of rows by
+    true and predicted class."""
 
     calibration: list[dict[str, float]] | None
-    """For classes: of each bin of probabilities with ``rows``, their mean probability,
-    ``predicted``, and the share of rows where it came true, ``observed``. The probability is that
-    of the second class, or of the most probable of several."""
+    """Calibration of a classification task, by bins of probabilities: number of ``rows``, their
+    mean probability ``predicted``, and the share ``observed`` of rows where it came true. The
+    probability is the second class's, or that of the most probable of several classes."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the figures next to the metrics in a file, without those that the task lacks."""
+        """Return the figures for files, next to the metrics, without those that the task lacks."""
         figures = {
             "rows": self.rows,
             "threshold": self.threshold,

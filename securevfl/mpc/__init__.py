@@ -1,7 +1,7 @@
-"""Secure sums and CrypTen: fixed-point words, masks that cancel, shares, and what opens them.
+"""Secure sums and CrypTen: fixed-point words, pairwise masks, secret shares.
 
-Programs of one's own run between parties by :func:`run`. They take :data:`crypten` from here: with
-today's torch CrypTen loads only once what it asks for has been put in its place.
+:func:`run` runs a custom program between parties. Programs import :data:`crypten` from here, since
+with current versions of torch CrypTen needs a module put in its place first.
 """
 
 from typing import TYPE_CHECKING

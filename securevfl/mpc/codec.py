@@ -1,13 +1,11 @@
 """Fixed-point encoding of reals in ring units and 64-bit words; CPU and CUDA.
 
-A word is one int64 ring element. It carries several lanes, each a fixed-point number in offset
-binary: ``lane = units + bound_units``, which lies in ``[0, 2 * bound_units]``. While
-``parties * 2 * bound_units < 2^(lane bits)`` no sum of lanes carries into the next one, so adding
-words adds all lanes exactly.
+A word is one int64 ring element. It holds several lanes, each a fixed-point number in offset
+binary: ``lane = units + bound_units``, in ``[0, 2 * bound_units]``. While ``parties * 2 *
+bound_units < 2^(lane bits)``, no sum of lanes carries into the next lane, so adding words adds all
+lanes exactly.
 """
 
-import math
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -16,181 +14,36 @@ from jaxtyping import Float, Float32, Float64, Int32, Int64
 from torch import Tensor
 from torch.nn.functional import pad
 
-from securevfl.core import checks
 from securevfl.core.devices import reads
-from securevfl.core.errors import ConfigError, EncodingRangeError, ProtocolError
-
-# How reals become elements of the ring Z_2^64: precision, lanes, and the range that must hold.
-
-# Bits of one lane, by the number of lanes in a 64-bit word.
-_LANE_BITS: Final = {2: 32, 3: 21, 4: 16}
-
-# [KLS21] Theorem 1 (arXiv:2102.06387): sums of discrete Gaussians are as good as discrete
-# Gaussian from here on (docs/privacy.md, section 3).
-MIN_NOISE_STD_UNITS: Final = 64.0
-
-# Noise beyond 12 standard deviations has probability at most 2 exp(-72) = 1.1e-31 an element; with
-# 1e11 elements over all parties and rounds, a run is refused by chance once in 1e20.
-NOISE_TAIL: Final = 12.0
-
-# Two and three lanes start at 16 bits. More are tried only for noise too small for 64 units at 16,
-# fewer only for noise too large for the lane.
-_BITS: Final = (16, *range(15, 9, -1), *range(17, 21))
-
-_FOUR_LANE_BITS: Final = 10
-
-# Where noise dwarfs a coarser step it is taken only if C is at least so many units, so that
-# rounding towards zero costs no more than it does at the unit clip norm.
-_MIN_CLIP_UNITS: Final = 1024
-
-COARSEST_STEP: Final = 2.0 ** -min(*_BITS, _FOUR_LANE_BITS)
-"""The largest granularity that any format has."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RingFormat:
-    """The fixed-point format that all parties of a federation share."""
-
-    precision_bits: int
-    """p: one unit is 2^-p."""
-
-    lanes: int
-    """Numbers in one 64-bit word: 2 of 32 bits, 3 of 21 or 4 of 16."""
-
-    parties: int
-    """k: most contributions that one sum may have."""
-
-    bound_units: int
-    """Largest absolute value, in units, of one party's number with its noise."""
-
-    def __post_init__(self) -> None:
-        for name in ("precision_bits", "lanes", "parties", "bound_units"):
-            checks.whole(**{name: getattr(self, name)})
-        checks.at_least(1, parties=self.parties, bound_units=self.bound_units)
-        if not 0 <= self.precision_bits <= 20:
-            raise ConfigError(f"precision_bits must lie in [0, 20], got {self.precision_bits}")
-        if self.lanes not in _LANE_BITS:
-            raise ConfigError(f"lanes must be 2, 3 or 4, got {self.lanes}")
-        if self.bound_units > self.largest_bound(lanes=self.lanes, parties=self.parties):
-            raise EncodingRangeError(
-                f"bound_units {self.bound_units} of {self.parties} parties overflows a lane of "
-                f"{self.lane_bits} bits; at most "
-                f"{self.largest_bound(lanes=self.lanes, parties=self.parties)} fits"
-            )
-
-    @staticmethod
-    def largest_bound(*, lanes: int, parties: int) -> int:
-        """Return the largest ``bound_units`` with ``parties * 2 * bound < 2^(lane bits)``."""
-        return ((1 << _LANE_BITS[lanes]) - 1) // (2 * parties)
-
-    @classmethod
-    def choose(
-        cls,
-        *,
-        clip_norm: float,
-        noise_share_std: float,
-        parties: int,
-        tail: float = NOISE_TAIL,
-    ) -> "RingFormat":
-        """Return the smallest format that holds every party's clipped and noised numbers.
-
-        With noise that dwarfs a coarser step (at least 64 units of it, and C at least 1024 units),
-        four lanes, or three at the finest step that fits, else two. Without noise the step is the
-        whole error: p=16, in three lanes where the sums fit, else in two.
-
-        Args:
-            clip_norm: C, the largest absolute value before noise, > 0.
-            noise_share_std: Standard deviation of one party's noise, in the units of the
-                representation; 0 for none.
-            parties: Most contributions to one sum.
-            tail: Standard deviations of noise that must fit; see ``NOISE_TAIL``.
-
-        Raises:
-            EncodingRangeError: If no format fits, naming the bound.
-        """
-        checks.positive(clip_norm=clip_norm, tail=tail)
-        checks.non_negative(noise_share_std=noise_share_std)
-        checks.whole(parties=parties)
-        checks.at_least(1, parties=parties)
-        resolving = [
-            bits
-            for bits in _BITS
-            if noise_share_std == 0 or noise_share_std * 2**bits >= MIN_NOISE_STD_UNITS
-        ]
-        if not resolving:
-            finest = MIN_NOISE_STD_UNITS * 2.0 ** -max(_BITS)
-            raise EncodingRangeError(
-                f"noise of standard deviation {noise_share_std:g} a party is below {finest:g}, the "
-                f"least that the fixed-point ring can carry; raise the noise or switch it off"
-            )
-        narrow = [(4, _FOUR_LANE_BITS), *((3, bits) for bits in _BITS)]
-        candidates = [
-            (lanes, bits)
-            for lanes, bits in narrow
-            if bits in resolving and clip_norm * 2**bits >= _MIN_CLIP_UNITS
-        ]
-        if noise_share_std == 0:
-            candidates = [(3, _BITS[0])]
-        candidates += [(2, bits) for bits in resolving]
-        for lanes, bits in candidates:
-            bound = _bound_units(clip_norm, noise_share_std * tail, bits)
-            if bound <= cls.largest_bound(lanes=lanes, parties=parties):
-                return cls(precision_bits=bits, lanes=lanes, parties=parties, bound_units=bound)
-        largest = cls.largest_bound(lanes=2, parties=parties) * 2.0 ** -min(resolving)
-        raise EncodingRangeError(
-            f"clip_norm {clip_norm:g} with {tail:g} standard deviations of {noise_share_std:g} "
-            f"noise is over the bound {largest:g} that {parties} parties leave in a 32-bit lane "
-            f"at 2^-{min(resolving)}; lower privacy.clip_norm or change the noise"
-        )
-
-    @property
-    def granularity(self) -> float:
-        """Real value of one unit, gamma = 2^-p."""
-        return 2.0**-self.precision_bits
-
-    @property
-    def lane_bits(self) -> int:
-        """Bits of one lane."""
-        return _LANE_BITS[self.lanes]
-
-    def words(self, elements: int) -> int:
-        """Return how many 64-bit words carry ``elements`` numbers."""
-        return -(-elements // self.lanes)
-
-
-def _bound_units(clip_norm: float, noise: float, precision_bits: int) -> int:
-    # One unit more, because a bound computed in floats may itself be rounded down.
-    return math.ceil((clip_norm + noise) * 2.0**precision_bits) + 1
-
-
-# Reals to ring units, units to words, and the sum of words back to reals; CPU and CUDA.
+from securevfl.core.errors import EncodingRangeError, ProtocolError
+from securevfl.mpc.ring_format import RingFormat
 
 # The narrow integer type of one lane, by lanes in a word; signed, since torch's arithmetic on
 # unsigned 16 and 32 bits is incomplete and wraps alike. Lanes of 21 bits have none.
 _LANE_DTYPE: Final = {2: torch.int32, 4: torch.int16}
 
-# Numbers that one core's cache holds with a copy of them in float64.
+# Numbers that fit one core's cache with a float64 copy.
 _PIECE: Final = 1 << 16
 
 
 def quantise(x: Float[Tensor, "*shape"], fmt: RingFormat) -> Int32[Tensor, "*shape"]:
-    """Return ``x`` in ring units, rounded towards zero so that no norm can grow.
+    """Return ``x`` in ring units, rounded towards zero so that no norm grows.
 
     ``units = trunc(x * 2^p)``; both steps are exact, hence ``|units| <= |x| * 2^p`` elementwise.
 
     Raises:
-        EncodingRangeError: If ``x`` is not float32 or float64, is not finite, or leaves the
-            format's range; nothing was encoded.
+        EncodingRangeError: If ``x`` is not float32 or float64, not finite, or outside the format's
+            range.
     """
     if x.dtype not in (torch.float32, torch.float64):
         raise EncodingRangeError(f"values to encode must be float32 or float64, got {x.dtype}")
     _require_range(x, fmt, scale=2.0**fmt.precision_bits, what="a value to encode")
     scale = 2.0**fmt.precision_bits
-    # The conversion itself truncates towards zero.
+    # The conversion truncates towards zero.
     if x.is_cuda:
         return (x * scale).to(torch.int32)
     units = np.empty(x.shape, np.int32)
-    # One pass: numpy keeps the products in a small buffer until they are converted.
+    # A single pass: numpy converts the products in a small buffer.
     np.multiply(x.detach().numpy(), scale, out=units, casting="unsafe")
     return torch.from_numpy(units)
 
@@ -200,8 +53,8 @@ def require_row_norms(
 ) -> None:
     """Check, in exact integers, that every row's L2 norm is at most ``clip_norm``.
 
-    Every guarantee rests on this bound. It cannot fail after the clipping of
-    :mod:`securevfl.dp.clipping`; it is there for whoever forgets that.
+    Every guarantee depends on this bound. It holds after the clipping of
+    :mod:`securevfl.dp.clipping`; the check is for code that omits the clipping.
 
     Raises:
         EncodingRangeError: Naming the largest norm.
@@ -224,21 +77,21 @@ def require_row_norms(
 def encode(
     units: Int32[Tensor, "*shape"], fmt: RingFormat, *, reuse: bool = False
 ) -> Int64[Tensor, "words"]:
-    """Pack ring units into words; what is missing in the last ones is filled up with zeros' code.
+    """Pack ring units into words; the last words are filled up with codes of zero.
 
-    Two and four lanes hold neighbours, the first in the lowest lane. Of three lanes the lowest ones
-    hold the first third of all numbers, the next ones the second: parts that lie apart are shifted
-    and added in whole runs.
+    Words of two and four lanes hold neighbouring numbers, the first in the lowest lane. With three
+    lanes, the lowest lanes hold the first third of all numbers, the middle lanes the second third,
+    so that whole thirds are shifted and added.
 
     Args:
         units: Quantised values with their noise.
         fmt: The format that all parties share.
-        reuse: Whether the words may take the place of ``units`` in memory, to save a copy; the
-            caller must not read ``units`` again.
+        reuse: Whether the words may overwrite ``units``, to save a copy; the caller must not use
+            ``units`` again.
 
     Raises:
-        EncodingRangeError: If a number leaves the format's range. The whole tensor is checked
-            before anything is sent, so a lane can never wrap into its neighbour.
+        EncodingRangeError: If a number is outside the format's range. The whole tensor is checked
+            before anything is sent, so a lane never overflows into its neighbour.
     """
     _require_range(units, fmt, scale=1, what="a noised value")
     flat = units.reshape(-1)
@@ -247,7 +100,7 @@ def encode(
     missing = fmt.words(flat.numel()) * fmt.lanes - flat.numel()
     if missing:
         flat = torch.cat([flat, flat.new_zeros(missing)])
-    # An int32 addition that wraps has the same bits as the unsigned one that is meant.
+    # A wrapping int32 addition has the same bits as the intended unsigned one.
     biased = flat.add_(fmt.bound_units) if reuse else flat + fmt.bound_units
     return biased.to(_LANE_DTYPE[fmt.lanes]).view(torch.int64)
 
@@ -258,8 +111,8 @@ def decode_sum(
     """Unpack the sum of ``parties_active`` contributions into ring units.
 
     Raises:
-        ProtocolError: If the number of words is wrong, or a lane lies outside what that many
-            contributions can sum to: a mask did not cancel, or a party sent something else.
+        ProtocolError: If the number of words is wrong, or a lane is outside the range of such a
+            sum: a mask did not cancel, or a party sent other words.
     """
     if words.numel() != fmt.words(elements):
         raise ProtocolError(
@@ -271,7 +124,8 @@ def decode_sum(
         )
     lanes = _lanes_of(words, fmt)[:elements]
     bound = parties_active * fmt.bound_units
-    # The unsigned difference lies in int32's range, so the wrapping one of 32-bit lanes is right.
+    # The unsigned difference is in int32's range, so the wrapping difference of 32-bit lanes is
+    # right.
     units = lanes - bound
 
     def check(ends: Tensor) -> None:
@@ -291,7 +145,7 @@ def decode_sum(
 def to_float(
     units: Int32[Tensor, "*shape"], fmt: RingFormat, *, divisor: int
 ) -> Float32[Tensor, "*shape"]:
-    """Return ``units * 2^-p / divisor`` in float32; the divisor makes a sum an average."""
+    """Return ``units * 2^-p / divisor`` in float32; the divisor turns a sum into an average."""
     return units.to(torch.float32).mul_(fmt.granularity / divisor)
 
 
@@ -304,7 +158,7 @@ def _three_lanes(flat: Int32[Tensor, "elements"], fmt: RingFormat) -> Int64[Tens
         return low.add(middle, alpha=1 << bits).add_(high, alpha=1 << 2 * bits).add_(bias)
     low, middle, high = (flat[lane * count : (lane + 1) * count] for lane in range(3))
     words = torch.zeros(count, dtype=torch.int64)
-    # Numpy widens what it adds in a small buffer; torch would make a copy first.
+    # Numpy widens operands in a small buffer; torch would copy them first.
     numbers, thirds = words.numpy(), (middle.numpy(), low.numpy())
     numbers[: len(high)] = high.numpy()
     for start in range(0, count, _PIECE):
@@ -318,12 +172,12 @@ def _three_lanes(flat: Int32[Tensor, "elements"], fmt: RingFormat) -> Int64[Tens
 
 
 def _lanes_of(words: Int64[Tensor, "words"], fmt: RingFormat) -> Int32[Tensor, "numbers"]:
-    """Return the number in every lane; of two lanes as int32, which wraps above its half."""
+    """Return the number in every lane; with two lanes as int32, which wraps in the upper half."""
     if fmt.lanes != 3:
         lanes = words.view(_LANE_DTYPE[fmt.lanes]).to(torch.int32)
         return lanes & 0xFFFF if fmt.lanes == 4 else lanes
     bits, mask = fmt.lane_bits, (1 << fmt.lane_bits) - 1
-    # The highest lane keeps the bit above it, which a sum never has: another sign to go by.
+    # The highest lane keeps the bit above it, which no valid sum has: another check.
     if words.is_cuda:
         lanes = torch.cat([words & mask, words >> bits & mask, words >> 2 * bits])
         return lanes.to(torch.int32)
@@ -340,14 +194,14 @@ def _lanes_of(words: Int64[Tensor, "words"], fmt: RingFormat) -> Int32[Tensor, "
 
 
 def largest_square(rows: Int32[Tensor, "rows width"]) -> Float64[Tensor, ""]:
-    """Return the largest squared L2 norm of a row, 0 of none, on the rows' device."""
+    """Return the largest squared L2 norm of a row, on the rows' device; 0 without rows."""
     # Squares of numbers up to C * 2^p, and their sums up to its square, are exact in float64.
     if rows.is_cuda:
         wide = rows.to(torch.float64)
         return torch.linalg.vecdot(wide, wide).max()
     numbers = rows.numpy()
     at_a_time = max(1, _PIECE // max(1, rows.shape[1]))
-    # Numpy converts, and multiplies in pieces of this size, twice as fast as torch.
+    # Numpy converts and multiplies pieces of this size twice as fast as torch.
     scratch = np.empty((min(at_a_time, len(numbers)), rows.shape[1]))
     largest = 0.0
     for start in range(0, len(numbers), at_a_time):
@@ -363,9 +217,9 @@ def _require_range(values: Tensor, fmt: RingFormat, *, scale: float, what: str) 
         return
 
     def check(ends: Tensor) -> None:
-        # A power of two as scale makes the products exact.
+        # A scale that is a power of two makes the products exact.
         low, high = (end * scale for end in ends.tolist())
-        # Written so that NaN, which aminmax passes on, fails.
+        # NaN, which aminmax returns, fails this comparison.
         if not (-fmt.bound_units <= low and high <= fmt.bound_units):
             worst = max(low, high, key=abs) if low == low else low
             raise EncodingRangeError(

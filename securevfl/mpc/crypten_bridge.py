@@ -1,10 +1,10 @@
-"""CrypTen as it is loaded here: what it finds while a party computes, and its reveal of a sum.
+"""CrypTen's import, its state for the party of the current thread, and its sum to the primary.
 
-CrypTen asks module-level functions for its communicator, its provider of tuples and its generators.
-Here they answer with those of the party that this thread computes for (:class:`Found`); elsewhere
-with CrypTen's own. Nothing calls ``crypten.init``, and ``torch.distributed`` stays untouched.
-:mod:`securevfl.mpc.on_shares` has a communicator for whole programs; the sum of every round needs
-less (:class:`CrypTenSumTo`).
+CrypTen gets its communicator, its provider of tuples and its generators from module-level
+functions. These are replaced to return those of the party that the current thread computes for
+(:class:`Found`), or else CrypTen's own. ``crypten.init`` is not called, and ``torch.distributed``
+is not used. :mod:`securevfl.mpc.on_shares` has a communicator for whole programs; the sum of every
+round needs less (:class:`CrypTenSumTo`).
 """
 
 import importlib
@@ -26,8 +26,8 @@ from securevfl.core.errors import ConfigError, ProtocolError
 from securevfl.mpc.masks import PairwiseMasks
 from securevfl.mpc.sum_to import Words, WordWire
 
-# CrypTen 0.4.1 asks for a module that torch moved in 2.9, of CrypTen's ONNX importer, which nothing
-# here uses.
+# CrypTen 0.4.1 imports a module that torch 2.9 has moved, for an ONNX importer that is not used
+# here.
 _OLD_HOME: Final = "torch.onnx._internal.registration"
 _NEW_HOME: Final = "torch.onnx._internal.torchscript_exporter.registration"
 
@@ -36,13 +36,13 @@ def import_crypten() -> ModuleType:
     """Import CrypTen and return it.
 
     Raises:
-        ConfigError: If it, or something that it needs, is not installed.
+        ConfigError: If CrypTen or one of its dependencies is not installed.
     """
     try:
         if _OLD_HOME not in sys.modules and importlib.util.find_spec(_OLD_HOME) is None:
             sys.modules[_OLD_HOME] = importlib.import_module(_NEW_HOME)
         with warnings.catch_warnings():
-            # Its sources hold invalid escapes, which Python reports while it compiles them.
+            # CrypTen's sources hold invalid escapes, which Python reports when it compiles them.
             for category in (SyntaxWarning, DeprecationWarning):
                 warnings.simplefilter("ignore", category)
             return importlib.import_module("crypten")
@@ -64,10 +64,9 @@ from crypten.mpc.provider.provider import TupleProvider as TupleProvider  # noqa
 
 
 def _decode_words(encoder: FixedPointEncoder, words: Tensor | None) -> Tensor | None:
-    """Return what words stand for, in place of CrypTen's decoder.
+    """Decode words; replaces CrypTen's decoder.
 
-    That one is wrong by 1 for numbers just above a negative whole one: -7.99998 comes out as
-    -8.99998.
+    CrypTen's is wrong by 1 for numbers just above a negative integer: -7.99998 becomes -8.99998.
     """
     if words is None or encoder.scale == 1:
         return words
@@ -78,10 +77,10 @@ FixedPointEncoder.decode = _decode_words
 
 
 class StarCommunicator(Communicator):  # type: ignore[misc]
-    """The one collective that a star can do safely: a sum that the primary alone receives.
+    """CrypTen communicator with one collective: a sum that the primary alone receives.
 
     CrypTen's own reduce over gloo leaves a part of the plaintext in every party's buffer, and its
-    object collectives are pickles; here they do not exist.
+    object collectives use pickle; both are missing here.
     """
 
     def __init__(
@@ -93,7 +92,7 @@ class StarCommunicator(Communicator):  # type: ignore[misc]
         self._active = tuple(active)
 
     def _refuse_collective(self, *_positional: object, **_named: object) -> NoReturn:
-        """Refuse a collective that would show data to others than the primary."""
+        """Refuse a collective that would reveal data to parties other than the primary."""
         _refuse("another collective than a sum to the primary")
 
     send = recv = scatter = all_reduce = gather = all_gather = broadcast = barrier = (
@@ -117,17 +116,17 @@ class StarCommunicator(Communicator):  # type: ignore[misc]
         async_op: bool = False,
         batched: bool = False,
     ) -> list[Tensor] | None:
-        """Sum every party's tensor at the primary, in its own tensor's place.
+        """Sum all parties' tensors at the primary, in place of its own tensor.
 
-        CrypTen's reveal of a batch hands shares over as they are; that of one share copies it
-        first. So what comes here is a batch, of one.
+        CrypTen's reveal of a batch passes shares without copying them, so this is called with a
+        batch of one.
 
         Raises:
             ProtocolError: For another destination, operation, mode or number of tensors.
 
         Reveals:
-            To the primary: each party's tensor, which its mask makes uniformly random but for
-            the sum. To anyone else: nothing.
+            To the primary: each party's tensor, which is uniformly random by its mask, except for
+            the sum. To any other party: nothing.
         """
         if dst != PRIMARY_RANK or op is not None or async_op or not batched or len(tensors) != 1:
             _refuse(f"reduce(dst={dst}, op={op}, async_op={async_op}, batched={batched})")
@@ -137,14 +136,14 @@ class StarCommunicator(Communicator):  # type: ignore[misc]
 
 
 class CrypTenSumTo:
-    """The sum between processes: masks make the words secret shares, CrypTen reveals their sum."""
+    """The sum between processes: masks turn words into shares, and CrypTen reveals the sum."""
 
     def __init__(self, wire: WordWire, masks: PairwiseMasks | None) -> None:
-        """Make it.
+        """Create one party's end of the sum.
 
         Args:
-            wire: Carries the words.
-            masks: A secondary's own; None at the primary, which does not mask.
+            wire: Transport of the words.
+            masks: A secondary's masks; None at the primary, which does not mask.
 
         Raises:
             ProtocolError: If a secondary has no masks, or the primary some.
@@ -157,15 +156,15 @@ class CrypTenSumTo:
     def __call__(self, words: Words, *, round_number: int, active: Sequence[int]) -> Words | None:
         """Contribute ``words``; see :class:`securevfl.mpc.sum_to.SumTo`.
 
-        Nothing is copied: a secondary's share is sent from where it lies, and the primary's words
+        Nothing is copied: a secondary's share is sent from its memory, and the primary's words
         become the sum.
 
         Raises:
-            ProtocolError: If the round's mask was used before, or a peer is at fault.
+            ProtocolError: If the round's mask was used before, or a peer fails.
 
         Reveals:
-            To the primary: the total over it and ``active``. With one active secondary that is
-            its words as they are: only the noise in them protects. To anyone else: nothing.
+            To the primary: the total over it and ``active``. With one active secondary these are
+            its words, protected only by their noise. To any other party: nothing.
         """
         rank = PRIMARY_RANK
         if self._masks is not None:
@@ -175,7 +174,7 @@ class CrypTenSumTo:
             self._wire, rank=rank, round_number=round_number, active=active
         )
         with make_current(Found(communicator)):
-            # Precision 0: words are ring elements already, and CrypTen's codec stays out.
+            # Precision 0: words are ring elements already, without CrypTen's encoding.
             shared = ArithmeticSharedTensor.from_shares(words, precision=0)
             sums = ArithmeticSharedTensor.reveal_batch([shared], dst=PRIMARY_RANK)
         if sums is None:
@@ -195,7 +194,7 @@ class CrypTenSumTo:
             self._masks.bind(message_digest, ranks)
 
     def prepare(self, count: int, *, round_number: int, active: Sequence[int]) -> None:
-        """Start making this round's mask in the background.
+        """Start computing this round's mask in the background.
 
         Raises:
             ProtocolError: If the round's mask was used before.
@@ -209,14 +208,14 @@ class CrypTenSumTo:
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """What CrypTen finds while one party computes."""
+    """CrypTen's state while one party computes."""
 
     communicator: Any
     """Carries tensors to the other parties."""
     provider: Any = None
     """Deals the randomness of multiplications and conversions; None: there are none."""
     generators: Mapping[str, Mapping[torch.device, torch.Generator]] = field(default_factory=dict)
-    """For CrypTen's sharings of zero, by name and device."""
+    """Generators of CrypTen's sharings of zero, by name and device."""
 
 
 _current: ContextVar[Found] = ContextVar("securevfl_crypten")
@@ -225,7 +224,7 @@ _original_provider = crypten.mpc.get_default_provider
 
 
 class _Generators(dict[str, Any]):
-    """CrypTen's generators, which are those of the party that this thread computes for."""
+    """CrypTen's generators: those of the party that this thread computes for, if any."""
 
     def __getitem__(self, name: str) -> Any:
         here = _current.get(None)
@@ -242,7 +241,7 @@ def _get_provider() -> Any:
     return _original_provider() if here is None else here.provider
 
 
-# CrypTen looks these up by name at every use, so that each thread finds what is its own.
+# CrypTen looks these up by name at every use, so each thread gets its own.
 crypten_communicator.get = _get_communicator
 crypten.mpc.get_default_provider = _get_provider
 setattr(crypten, "generators", _Generators(crypten.generators))  # noqa: B010 - of another module
@@ -250,7 +249,7 @@ setattr(crypten, "generators", _Generators(crypten.generators))  # noqa: B010 - 
 
 @contextmanager
 def make_current(what: Found) -> Iterator[None]:
-    """Let CrypTen find these in this thread, until the block ends."""
+    """Set CrypTen's state for this thread in the block."""
     token = _current.set(what)
     try:
         yield

@@ -1,29 +1,29 @@
-"""Sums of one party's vectors by another party's bins, under the masks of a dealer, mod 2^64.
+"""Sums of one party's vectors by another party's bins, under a dealer's masks, mod 2^64.
 
-The primary has a bin for each of its rows, the secondary a vector for each; the primary is to get
-one sum of vectors for each bin, with noise that the secondary adds, and neither may see what the
-other brings. A third party, the *dealer*, draws masks, sees neither, and must collude with nobody.
-This is oblivious transfer, row by row, from correlated randomness ([Beaver97], [Rivest99]):
+The primary has a bin for each of its rows, the secondary a vector for each row. The primary is to
+get the sum of vectors in each bin, with noise that the secondary adds; neither may see the other's
+input. A third party, the *dealer*, draws masks, sees neither input, and must not collude with
+either. This is oblivious transfer, row by row, from correlated randomness ([Beaver97], [Rivest99]):
 
 1. The dealer draws for each row a shift ``d_i`` in [0, bins) and a matrix ``A_i`` (bins x numbers),
    and one matrix P of that shape. The primary gets the shifts and ``Q = sum_i roll(A_i, d_i) + P``,
    where ``roll(., d)`` moves line j to line (j + d) mod bins; the secondary the seed of A and P.
-2. The primary says ``s_i = (bin_i - d_i) mod bins``: uniform, as d_i is.
+2. The primary sends ``s_i = (bin_i - d_i) mod bins``: uniform, as d_i is.
 3. The secondary answers with ``Z_i = e_(s_i) (x) r_i + A_i``, uniform as A_i is, and with
    ``P + N``, where N is its noise.
 4. The primary has ``sum_i roll(Z_i, d_i) - Q + (P + N) = sum_i e_(bin_i) (x) r_i + N``, and no
-   other function of the vectors: given that sum, all else that it has seen is uniform.
+   other function of the vectors: given that sum, everything else that it has seen is uniform.
 
-Whatever the primary says in step 2, each row's vector enters exactly one line, once. A secondary
-that does not follow the protocol can send anything in step 3, as it can with sums of any kind.
+Whatever the primary sends in step 2, each row's vector enters exactly one line, once. A secondary
+that does not follow the protocol can send anything in step 3, as in any sum.
 
-Every mask hides one matrix, once: whoever starts again needs a new dealing.
+Every mask hides one matrix, once: a repeated sum needs a new dealing.
 
-All masks are key streams of AES-256 under one key, HMAC-SHA256 of the seed and of what the dealing
-is for (:class:`DealtFor`): whose vectors, in which run, of how many rows, bins and numbers. The
-dealer has some of these from the primary, and the secondary from its own plan. A stream that both
-read in matrices of different shapes would cancel in sums of other groups of numbers, of which one
-vector changes several; under two keys nothing cancels.
+All masks are key streams of AES-256 under one key: HMAC-SHA256 of the seed and of the dealing's
+purpose (:class:`DealtFor`): run, secondary, and numbers of rows, bins and numbers. The dealer gets
+some of these from the primary, the secondary from its plan. With one key for different shapes, a
+stream would cancel in sums of other groups of numbers, several of which depend on one vector; with
+different keys nothing cancels.
 """
 
 import hmac
@@ -44,7 +44,7 @@ from securevfl.core.errors import ProtocolError
 
 SEED_BYTES: Final = 32
 MOST_WORDS: Final = 1 << 27
-"""Most random numbers that a dealer makes at a member's word: 1 GiB."""
+"""Most random numbers that a dealer draws for one request: 1 GiB."""
 
 _KEY_LABEL: Final = b"securevfl/mpc/dealt-sums/v2"
 
@@ -54,7 +54,7 @@ _PIECE_WORDS: Final = 1 << 21
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DealtFor:
-    """What one dealing is for; dealer and secondary must agree in all of it."""
+    """The purpose of a dealing, in which dealer and secondary must agree."""
 
     run: str
     """Id of the run."""
@@ -66,7 +66,7 @@ class DealtFor:
     """Rows of the primary."""
 
     bins: int
-    """That its rows fall into, >= 1."""
+    """Number of bins of the rows, >= 1."""
 
     numbers: int
     """Numbers in a vector, >= 1."""
@@ -77,14 +77,14 @@ class DealtFor:
         return self.bins, self.numbers
 
     def key(self, seed: bytes) -> bytes:
-        """Return the key of all masks that a seed makes for it."""
+        """Return the key of all masks for a seed and this purpose."""
         agreed = json.dumps(asdict(self), sort_keys=True).encode()
         return hmac.digest(seed, _KEY_LABEL + agreed, "sha256")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False, repr=False)
 class SumDealing:
-    """What the dealer gives to the primary."""
+    """The primary's part of a dealing."""
 
     shifts: Int64[np.ndarray, " rows"]
     """d: uniform in [0, bins)."""
@@ -94,17 +94,17 @@ class SumDealing:
 
 
 def deal(what: DealtFor) -> tuple[SumDealing, bytes]:
-    """Draw fresh masks.
+    """Draw fresh masks for one sum.
 
     Args:
-        what: What they are for.
+        what: Purpose of the dealing.
 
     Returns:
         The primary's dealing, and the secondary's seed.
 
     Reveals:
-        To the primary and to the secondary: uniform numbers. The dealer learns nothing but the
-        sizes, and must see no message of the other two.
+        To the primary and the secondary: uniform numbers. The dealer learns only the sizes, and
+        must see no message between the other two.
     """
     seed = os.urandom(SEED_BYTES)
     # The remainder of 64 uniform bits is within bins / 2^64 of uniform.
@@ -120,13 +120,13 @@ def deal(what: DealtFor) -> tuple[SumDealing, bytes]:
 def shift_bins(
     bins_of_rows: Int64[np.ndarray, " rows"], shifts: Int64[np.ndarray, " rows"], *, bins: int
 ) -> Int64[np.ndarray, " rows"]:
-    """Return the shifted bins that the primary sends of its rows.
+    """Return the shifted bins of the primary's rows, which it sends to the secondary.
 
     Raises:
         ProtocolError: If a bin or a shift is not in [0, bins).
 
     Reveals:
-        To the secondary, which must not know the shifts: nothing; the numbers are uniform.
+        To the secondary, which must not know the shifts: nothing, since the numbers are uniform.
     """
     require_bins(bins_of_rows, bins, whose="bins")
     require_bins(shifts, bins, whose="shifts")
@@ -141,21 +141,20 @@ def mask_vectors(
 ) -> Iterator[UInt64[np.ndarray, "some bins numbers"]]:
     """Yield the secondary's vectors under the dealer's masks, piece by piece.
 
-    Each piece has :func:`rows_of_piece` rows, the last one what is left.
+    Each piece has :func:`rows_of_piece` rows, the last one possibly fewer.
 
     Args:
-        vectors: r: one for each of the primary's rows.
-        shifted_bins: s: the primary's word on each row, from :func:`shift_bins`.
+        vectors: r: a vector for each of the primary's rows.
+        shifted_bins: s: the primary's shifted bin of each row, from :func:`shift_bins`.
         seed: The dealer's.
-        what: What the vectors are, as this party has it.
+        what: Purpose of the dealing, as this party knows it.
 
     Raises:
-        ProtocolError: If one of the primary's numbers is not in [0, bins); nothing was yielded
-            then.
+        ProtocolError: If one of the primary's numbers is not in [0, bins); nothing is yielded then.
 
     Reveals:
         To the primary, which must not know the seed: together with :func:`masked_noise`, each bin's
-        sum with the noise, where the primary decides which one bin each row is in. Nothing else.
+        noised sum, where the primary decides each row's one bin. Nothing else.
     """
     require_bins(shifted_bins, what.bins, whose="shifts")
     own = vectors.view(np.uint64)
@@ -165,10 +164,10 @@ def mask_vectors(
 def masked_noise(
     noise: Int64[np.ndarray, "bins numbers"], seed: bytes, what: DealtFor
 ) -> UInt64[np.ndarray, "bins numbers"]:
-    """Return the secondary's noise under the dealer's mask of it.
+    """Return the secondary's noise under the dealer's mask.
 
     Reveals:
-        To the primary: nothing by itself; see :func:`mask_vectors`.
+        To the primary: nothing alone; see :func:`mask_vectors`.
     """
     return noise.view(np.uint64) + _noise_mask(what.key(seed), what)
 
@@ -178,15 +177,15 @@ def open_sums(
     noise: UInt64[np.ndarray, "bins numbers"],
     dealing: SumDealing,
 ) -> Int64[np.ndarray, "bins numbers"]:
-    """Return each bin's sum with the secondary's noise, as the primary reads it.
+    """Return each bin's sum with the secondary's noise, unmasked by the primary.
 
     Args:
         pieces: From :func:`mask_vectors`, in their order.
         noise: From :func:`masked_noise`.
-        dealing: The primary's.
+        dealing: The primary's dealing.
 
     Raises:
-        ProtocolError: If there are more rows or fewer than shifts were dealt for.
+        ProtocolError: If the number of rows differs from the number of dealt shifts.
     """
     total, rows, done = noise - dealing.correction, len(dealing.shifts), 0
     for words in pieces:
@@ -200,12 +199,12 @@ def open_sums(
 
 
 def rows_of_piece(bins: int, numbers: int) -> int:
-    """Return how many rows' masked vectors are made, sent and read at a time."""
+    """Return the number of rows whose masked vectors are computed and sent at a time."""
     return max(1, _PIECE_WORDS // (bins * numbers))
 
 
 def require_bins(values: Int64[np.ndarray, " rows"], bins: int, *, whose: str) -> None:
-    """Refuse numbers that name no bin.
+    """Refuse numbers that are no bin.
 
     Raises:
         ProtocolError: If one is not in [0, bins).
@@ -227,7 +226,7 @@ def _mask_pieces(
 def _rolled_sum(
     words: UInt64[np.ndarray, "some bins numbers"], shifts: Int64[np.ndarray, " some"]
 ) -> UInt64[np.ndarray, "bins numbers"]:
-    """Return the sum of matrices whose lines are moved on by a shift each."""
+    """Return the sum of matrices after rolling each one's lines by its shift."""
     total = np.zeros(words.shape[1:], dtype=np.uint64)
     for shift in np.unique(shifts):
         total += np.roll(words[shifts == shift].sum(axis=0, dtype=np.uint64), shift, axis=0)
@@ -237,7 +236,7 @@ def _rolled_sum(
 def _row_masks(
     key: bytes, what: DealtFor
 ) -> Iterator[tuple[slice, UInt64[np.ndarray, "some bins numbers"]]]:
-    """Yield the masks A of some rows at a time, with the rows' place."""
+    """Yield the masks A of some rows at a time, with the rows' slice."""
     size = rows_of_piece(*what.shape)
     for number, start in enumerate(range(0, what.rows, size), 1):
         count = min(size, what.rows - start)
@@ -250,7 +249,7 @@ def _noise_mask(key: bytes, what: DealtFor) -> UInt64[np.ndarray, "bins numbers"
 
 
 def uniform(key: bytes, number: int, shape: tuple[int, ...]) -> UInt64[np.ndarray, "..."]:
-    """Return a key stream of AES-256, one for each number: GCM without its tag, as for masks."""
+    """Return uniform numbers from the AES-256 key stream ``number`` of a key."""
     words = int(np.prod(shape))
     stream = Cipher(AES256(key), GCM(struct.pack(">IQ", 0, number))).encryptor()
     return np.frombuffer(bytearray(stream.update(bytes(8 * words))), np.uint64).reshape(shape)

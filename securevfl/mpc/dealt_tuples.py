@@ -1,15 +1,15 @@
-"""Multiplication triples and their like for CrypTen, from a dealer that colludes with no party.
+"""Multiplication triples and similar tuples for CrypTen, from a dealer that colludes with no party.
 
-CrypTen multiplies shared numbers with random ones that nobody knows, shared beforehand: triples
-``c = a b``, squares ``s = r r``, their like on bits, and one random bit in two kinds of shares.
-The dealer gives each member a seed. A member's shares are key streams of AES-256 from it, except
-that the first member's share of the dependent number comes from the dealer: the *correction*, which
-makes the shares add up. Nothing of it is drawn by a generator of torch.
+CrypTen multiplies shared numbers with the help of random numbers that no party knows, shared
+beforehand: triples ``c = a b``, squares ``s = r r``, the same on bits, and a random bit in two
+kinds of shares. The dealer gives each member a seed. A member's shares are AES-256 key streams from
+its seed, except that the dealer sends the first member's share of the dependent number: the
+*correction*, which makes the shares add up. No generator of torch is used.
 
-A stream's key is HMAC-SHA256 of the seed and of all that a request is: what runs, who takes part,
-its number, kind, operation and sizes. Members that ask for different things get numbers that fit
-together nowhere, and compute noise. Numbers only rise: the dealer refuses a second correction under
-one number, and a member uses no number twice.
+A stream's key is HMAC-SHA256 of the seed and of the whole request: the computation, its members,
+and the request's number, kind, operation and sizes. Members whose requests differ get numbers that
+do not match, and compute noise. Numbers rise: the dealer refuses a second correction under one
+number, and a member uses no number twice.
 """
 
 import hmac
@@ -42,7 +42,7 @@ _OPTIONS: Final = ("stride", "padding", "dilation", "groups", "output_padding")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TupleRequest:
-    """One dealing of random numbers that depend on one another."""
+    """A request for one tuple of dependent random numbers."""
 
     number: int
     """Rises from request to request."""
@@ -73,10 +73,10 @@ class TupleRequest:
 
     @classmethod
     def from_json(cls, content: Any) -> "TupleRequest":
-        """Return a request that came as JSON.
+        """Return a request from its JSON value.
 
         Raises:
-            ProtocolError: If it is none.
+            ProtocolError: If it is not a valid request.
         """
         try:
             number, sizes = content["number"], content["sizes"]
@@ -97,16 +97,16 @@ class TupleRequest:
 
     @property
     def on_bits(self) -> bool:
-        """Whether shares of the independent numbers are of their bits, and do not add up."""
+        """Whether shares of the independent numbers are binary (XOR), not additive."""
         return self.kind in ("and", "bit")
 
     @property
     def depends_on_bits(self) -> bool:
-        """The same of the dependent number."""
+        """Whether shares of the dependent number are binary (XOR), not additive."""
         return self.kind == "and"
 
     def product(self, first: Tensor, other: Tensor) -> Tensor:
-        """Return the product that a triple is about."""
+        """Return the product of a triple's two numbers."""
         product: Tensor = getattr(torch, self.operation)(first, other, **json.loads(self.options))
         return product
 
@@ -117,7 +117,7 @@ class TupleRequest:
             return tuple(torch.broadcast_shapes(*self.sizes))
         if self.kind != "triple":
             return self.sizes[0]
-        # Without values: on the device "meta" only shapes are computed.
+        # The device "meta" computes shapes only.
         first, other = (torch.empty(size, device="meta") for size in self.sizes)
         try:
             size = tuple(self.product(first, other).shape)
@@ -130,7 +130,7 @@ class TupleRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class SeedOfMember:
-    """What makes one member's shares."""
+    """One member's seed, from which its shares are computed."""
 
     seed: bytes
     context: bytes
@@ -143,7 +143,7 @@ class SeedOfMember:
         return [share & 1 for share in shares] if request.kind == "bit" else shares
 
     def dependent(self, request: TupleRequest, world: Sequence[int]) -> Tensor:
-        """Return the share of the dependent number at any member but the first."""
+        """Return this member's share of the dependent number, unless it is the first member."""
         return _words(self._key(request, world), len(request.sizes), request.dependent_size)
 
     def _key(self, request: TupleRequest, world: Sequence[int]) -> bytes:
@@ -156,14 +156,14 @@ def _words(key: bytes, part: int, size: tuple[int, ...]) -> Tensor:
 
 
 class TupleDealer:
-    """The dealer's part: seeds for those that begin, and corrections for the first of them."""
+    """The dealer's part: draws seeds for members and corrections for the first member."""
 
     def __init__(self, ranks: Sequence[int], context: bytes) -> None:
-        """Make it.
+        """Create a dealer.
 
         Args:
-            ranks: Of all parties that may compute.
-            context: What runs.
+            ranks: Ranks of all parties that may compute.
+            context: Context of the computation.
         """
         self._ranks, self._context = frozenset(ranks), context
         self._world: tuple[int, ...] = ()
@@ -171,17 +171,17 @@ class TupleDealer:
         self._begun = self._last = -1
 
     def begin(self, world: Sequence[int], number: int) -> dict[int, bytes]:
-        """Return a fresh seed for each of those that compute next, by rank.
+        """Return a fresh seed for each member of the next computation, by rank.
 
         Args:
-            world: Their ranks, ascending.
-            number: Higher than any before.
+            world: The members' ranks, ascending.
+            number: Number of the computation, higher than any before.
 
         Raises:
-            ProtocolError: If the number was begun before, or strangers are to compute.
+            ProtocolError: If the number was used before, or a rank may not compute.
 
         Reveals:
-            To each rank: its seed, which is for that party alone.
+            To each rank: its own seed only.
         """
         if not world or sorted(self._ranks & set(world)) != list(world):
             raise ProtocolError(f"randomness was asked for parties {list(world)!r:.80}")
@@ -195,16 +195,16 @@ class TupleDealer:
         return self._seeds
 
     def corrections(self, requests: Sequence[TupleRequest]) -> Int64[np.ndarray, " words"]:
-        """Return the first member's shares of the dependent numbers, one after another.
+        """Return the first member's shares of the dependent numbers, concatenated.
 
         Args:
-            requests: What those that compute need, by number.
+            requests: The members' requests, ascending by number.
 
         Raises:
-            ProtocolError: If a number was dealt before, or nothing was begun.
+            ProtocolError: If a number was dealt before, or no computation has begun.
 
         Reveals:
-            To the first member: uniform numbers. The dealer learns sizes.
+            To the first member: uniform numbers. The dealer learns sizes only.
         """
         if not self._world or not requests:
             raise ProtocolError("randomness was asked for before it was begun")
@@ -232,7 +232,7 @@ class TupleDealer:
 
 
 def _dependent_value(request: TupleRequest, shares: Sequence[Sequence[Tensor]]) -> Tensor:
-    """Return the dependent number in clear, from all members' shares of the independent ones."""
+    """Return the dependent number in plaintext, from all shares of the independent numbers."""
     if request.kind == "wraps":
         wraps: Tensor = crypten.common.util.count_wraps([share for (share,) in shares])
         return wraps
@@ -246,26 +246,26 @@ def _dependent_value(request: TupleRequest, shares: Sequence[Sequence[Tensor]]) 
 
 @runtime_checkable
 class DealerLine(Protocol):
-    """A member's way to the dealer; all but :meth:`seed` is the first member's."""
+    """A member's connection to the dealer; only the first member uses more than :meth:`seed`."""
 
     def begin(self, world: Sequence[int], number: int) -> None:
-        """Let the dealer send a fresh seed to each of those that compute next.
+        """Make the dealer send a fresh seed to each member of the next computation.
 
         Reveals:
-            To the dealer: who computes.
+            To the dealer: the members.
         """
         ...
 
     def seed(self) -> bytes:
-        """Return this member's seed, which the dealer sends when it is begun.
+        """Return this member's seed, which the dealer sends at the beginning.
 
         Raises:
-            ProtocolError: If it is for something else.
+            ProtocolError: If it is for another computation.
         """
         ...
 
     def ask(self, requests: Sequence[TupleRequest]) -> None:
-        """Ask for corrections; they may be taken later.
+        """Request corrections, for :meth:`take` to return later.
 
         Reveals:
             To the dealer: sizes.
@@ -273,16 +273,16 @@ class DealerLine(Protocol):
         ...
 
     def take(self, number: int, count: int) -> Int64[np.ndarray, " count"]:
-        """Return the corrections of the requests that begin with a number.
+        """Return the corrections of the requests that begin with ``number``.
 
         Raises:
-            ProtocolError: If they are others, or of another size.
+            ProtocolError: If other corrections arrive, or of another size.
         """
         ...
 
 
 class DealtTuples(TupleProvider):  # type: ignore[misc]
-    """CrypTen's provider of tuples, from the dealer's seed and corrections."""
+    """CrypTen's provider of tuples from the dealer's seed and corrections."""
 
     NAME = "dealt"
 
@@ -294,13 +294,13 @@ class DealtTuples(TupleProvider):  # type: ignore[misc]
         line: DealerLine | None,
         first_number: int = 0,
     ) -> None:
-        """Make it.
+        """Create a member's provider.
 
         Args:
             member: This party's seed.
-            world: Ranks of those that compute, ascending.
-            line: To the dealer, at the first member; None elsewhere.
-            first_number: Of the first request.
+            world: Ranks of all members, ascending.
+            line: Connection to the dealer at the first member; None elsewhere.
+            first_number: Number of the first request.
         """
         super().__init__()
         self._member, self._world, self._line = member, tuple(world), line
@@ -332,11 +332,11 @@ class DealtTuples(TupleProvider):  # type: ignore[misc]
         return self._dealt("and", (size0, size1))
 
     def wrap_rng(self, size: torch.Size, device: Any = None) -> tuple[Any, ...]:  # noqa: ARG002
-        """Return shares of r, and of how often they pass the ring's end."""
+        """Return shares of r, and of the number of times that their sum wraps around the ring."""
         return self._dealt("wraps", (size,))
 
     def B2A_rng(self, size: torch.Size, device: Any = None) -> tuple[Any, ...]:  # noqa: ARG002, N802
-        """Return both kinds of shares of a random bit."""
+        """Return additive and binary shares of a random bit."""
         bits, sums = self._dealt("bit", (size,))
         return sums, bits
 

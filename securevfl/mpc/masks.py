@@ -1,12 +1,9 @@
-"""Pairwise masks: key agreement, and AES-256-CTR key streams that cancel in the sum.
+"""Pairwise masks: AES-256-CTR key streams that cancel in the sum over the active secondaries.
 
-The primary relays the public keys. Each party signs :meth:`KeyOffer.statement` with its long-term
-identity, which the federation file pins, so that the relay cannot put its own keys in between.
-
-Masks cancel along edges of a graph over the active secondaries. Whoever knows all masks of some of
-them sees the others' words added up over each connected part of what is left of the graph, and
-nothing else. So what protects one secondary's term is that few cannot cut it off from the others:
-the graph's connectivity.
+Masks cancel along the edges of a graph over the active secondaries. With all masks of some
+secondaries, one can compute the sum of the others' words over each connected part of the remaining
+graph, and nothing else. So a secondary's term is protected by the graph's connectivity: the number
+of secondaries that it takes to separate it from the others.
 
 The sparse graph is the ring of the active secondaries in order of rank, each of them joined to the
 ``degree / 2`` nearest on either side: a circulant graph, whose connectivity is its degree.
@@ -20,11 +17,11 @@ References:
 The mask of rank i in round r is ``sum_(j > i) F(k_ijr, r) - sum_(j < i) F(k_ijr, r) mod 2^64``,
 over its neighbours j among the active ranks, where F is an AES-256 key stream with nonce r.
 
-``k_ijr`` is HMAC-SHA256, under the pair's key of the session, of all that the two must agree on:
+``k_ijr`` is HMAC-SHA256, under the pair's session key, of everything that the two must agree on:
 the round, the number of words, the degree of the graph, all active ranks, and the pair's
-*transcript*, a chained hash of every message that the primary has sent to both so far. The primary
-relays each of these. If it tells two secondaries different things, in this round or before it, they
-share no mask, and every sum with one of them in it is uniform noise.
+*transcript*, a chained hash of every message that the primary has sent to both so far. If the
+primary sends two secondaries different values, in this round or before, their masks do not cancel,
+and every sum with one of them is uniform noise.
 """
 
 import hashlib
@@ -34,144 +31,18 @@ import struct
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext
 from cryptography.hazmat.primitives.ciphers.algorithms import AES256
 from cryptography.hazmat.primitives.ciphers.modes import GCM
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from jaxtyping import Int64
 from torch import Tensor
 
-from securevfl.core.errors import AuthenticationError, ConfigError, ProtocolError
-
-# One key per pair of secondaries and session: ephemeral X25519, then HKDF-SHA256.
-
-SESSION_BYTES: Final = 16
-PUBLIC_BYTES: Final = 32
-
-# AES-256: the mask of a whole session hangs on this key, and the sum must stay hidden for years.
-PAIR_KEY_BYTES: Final = 32
-
-_OFFER_LABEL: Final = b"securevfl/mpc/key-offer/v1"
-_PAIR_LABEL: Final = b"securevfl/mpc/pair-key/v2"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class KeyOffer:
-    """What one secondary announces to the others: who it is, and its key for this session."""
-
-    session: bytes
-    """The session id, 16 bytes, chosen by the primary."""
-
-    rank: int
-    """The party's rank, from 1; 0 is the primary, which takes no part in masking."""
-
-    name: str
-    """The party's name in the federation file."""
-
-    public: bytes
-    """Its X25519 public key of this session, 32 bytes."""
-
-    def __post_init__(self) -> None:
-        if len(self.session) != SESSION_BYTES:
-            raise ConfigError(
-                f"a session id has {SESSION_BYTES} bytes, got one of {len(self.session)}"
-            )
-        if self.rank < 1:
-            raise ConfigError(f"only secondaries, of rank 1 and up, mask; got rank {self.rank}")
-        if len(self.public) != PUBLIC_BYTES:
-            raise AuthenticationError(
-                f"{self.name} offered a key of {len(self.public)} bytes, not {PUBLIC_BYTES}"
-            )
-
-    def statement(self) -> bytes:
-        """Return the bytes that the party signs with its long-term identity.
-
-        Every field is bound: a statement of another session, rank, name or key differs.
-        """
-        name = self.name.encode()
-        head = struct.pack(">II", self.rank, len(name))
-        return b"".join([_OFFER_LABEL, self.session, head, name, self.public])
-
-
-class SessionKey:
-    """A secondary's ephemeral key pair; it agrees on pair keys once, then forgets itself.
-
-    Used once, because the pair keys of a session may never be derived a second time: a second set
-    of masks from the same keys would cancel the first.
-    """
-
-    def __init__(self, *, session: bytes, rank: int, name: str) -> None:
-        self._private: X25519PrivateKey | None = X25519PrivateKey.generate()
-        self.offer = KeyOffer(
-            session=session,
-            rank=rank,
-            name=name,
-            public=self._private.public_key().public_bytes_raw(),
-        )
-
-    def __repr__(self) -> str:
-        return f"SessionKey(rank={self.offer.rank}, name={self.offer.name!r})"
-
-    def agree(self, offers: Mapping[int, KeyOffer], *, agreed: bytes) -> dict[int, bytes]:
-        """Return this party's pair key with every other secondary.
-
-        Args:
-            offers: Every secondary's verified offer by rank; this party's own may be among them.
-            agreed: What the relay has told of the session. Two parties that were told different
-                things get two different keys: no mask of theirs cancels, and neither opens what the
-                other has sealed.
-
-        Raises:
-            ProtocolError: If keys were agreed before.
-            AuthenticationError: If an offer is of another session or rank, repeats another
-                party's key, or is a point that leads to no secret.
-
-        Reveals:
-            Nothing; the keys stay in this process.
-        """
-        if self._private is None:
-            raise ProtocolError("pair keys of this session were agreed before; start a new session")
-        private, self._private = self._private, None
-        others = {rank: offer for rank, offer in offers.items() if rank != self.offer.rank}
-        own = offers.get(self.offer.rank, self.offer)
-        if own != self.offer:
-            raise AuthenticationError(f"the relay changed the key that {self.offer.name} offered")
-        publics = [self.offer.public, *(offer.public for offer in others.values())]
-        if len(set(publics)) != len(publics):
-            raise AuthenticationError("two parties offered one and the same key")
-        keys = {}
-        for rank, offer in others.items():
-            if offer.rank != rank or offer.session != self.offer.session:
-                raise AuthenticationError(
-                    f"the key offer of {offer.name} is for rank {offer.rank} of another place or "
-                    f"session; expected rank {rank} of this one"
-                )
-            try:
-                secret = private.exchange(X25519PublicKey.from_public_bytes(offer.public))
-            except ValueError:
-                raise AuthenticationError(
-                    f"the key that {offer.name} offered is a point of low order"
-                ) from None
-            keys[rank] = _pair_key(secret, self.offer, offer, agreed)
-        return keys
-
-
-def _pair_key(secret: bytes, first: KeyOffer, other: KeyOffer, agreed: bytes) -> bytes:
-    lower, higher = sorted((first, other), key=lambda offer: offer.rank)
-    # Statements are self-delimiting, so what follows them is the rest.
-    info = _PAIR_LABEL + lower.statement() + higher.statement() + agreed
-    derive = HKDF(algorithm=SHA256(), length=PAIR_KEY_BYTES, salt=first.session, info=info)
-    return derive.derive(secret)
-
-
-# Which secondaries share masks in a round: all with all, or each with its nearest on a ring.
+from securevfl.core.errors import ConfigError, ProtocolError
+from securevfl.mpc.session_key import PAIR_KEY_BYTES
 
 
 def neighbours(rank: int, active: Sequence[int], degree: int | None) -> tuple[int, ...]:
@@ -180,8 +51,7 @@ def neighbours(rank: int, active: Sequence[int], degree: int | None) -> tuple[in
     Args:
         rank: One of ``active``.
         active: All ranks of the round, in rising order.
-        degree: How many each shares masks with, an even number; None, or as many as there are
-            others: all of them.
+        degree: Number of neighbours, even; None or at least the number of others: all of them.
     """
     parties = len(active)
     if degree is None or degree >= parties - 1:
@@ -192,9 +62,9 @@ def neighbours(rank: int, active: Sequence[int], degree: int | None) -> tuple[in
 
 
 def connectivity(parties: int, degree: int | None) -> int:
-    """Return how many of ``parties`` active secondaries it takes to cut another off.
+    """Return the number of active secondaries that it takes to isolate another one in the graph.
 
-    Any fewer, together with the primary, see the sum of all the others and nothing else.
+    Fewer of them, together with the primary, see the sum of all the others and nothing else.
 
     References:
         [Har62]: a circulant graph of even degree has that connectivity.
@@ -209,10 +79,8 @@ def connectivity(parties: int, degree: int | None) -> int:
     return others if degree is None else min(degree, others)
 
 
-# Pairwise masks: AES-256-CTR key streams that cancel in the sum over the active secondaries.
-
-# Key stream is made in pieces that stay in the cache while they are added; half as many cost more
-# in calls, and twice as many hardly less.
+# Key streams are computed in pieces that stay in the cache while they are added; smaller ones cost
+# more in calls, larger ones hardly less.
 _PIECE_BYTES: Final = 1 << 18
 _ZEROS: Final = memoryview(bytes(_PIECE_BYTES))
 _AES_BLOCK_BYTES: Final = 16
@@ -226,18 +94,17 @@ _Streams = list[tuple[int, CipherContext]]
 class PairwiseMasks:
     """One secondary's masks of a session.
 
-    A round number is used once, whatever becomes of the round: two releases under one mask would
-    give their difference away. That holds across threads, and a prepared mask that is never
-    applied counts as used. A retry is a new round; a restart is a new session with new keys.
+    A round number is used only once, even if the round fails: two releases under one mask would
+    reveal their difference. This holds across threads, and a prepared mask that is never applied
+    counts as used. A retry is a new round; a restart is a new session with new keys.
 
     Args:
-        rank: This party's.
-        pair_keys: Its key of the session with every other secondary, by rank.
-        degree: With how many of the active ones it shares masks; None: with all. See
-            :mod:`securevfl.mpc.masks`.
+        rank: This party's rank.
+        pair_keys: The session key shared with every other secondary, by rank.
+        degree: Number of active secondaries that it shares masks with; None: all.
 
     Raises:
-        ConfigError: If a key or rank is impossible, or two keys are the same.
+        ConfigError: If a key or rank is invalid, or two keys are equal.
     """
 
     def __init__(
@@ -266,9 +133,9 @@ class PairwiseMasks:
         """Make all later masks depend on a message that the primary has sent to these ranks too.
 
         Args:
-            message_digest: Hash of the message as this party has it.
-            ranks: Who else must have it, in the same order among all such messages; this party's
-                own rank and unknown ones are ignored.
+            message_digest: Hash of the message that this party has received.
+            ranks: Other parties that must have it, at the same place among all such messages; this
+                party's rank and unknown ranks are ignored.
         """
         for rank in self._transcripts.keys() & set(ranks):
             chained = self._transcripts[rank] + message_digest
@@ -281,7 +148,7 @@ class PairwiseMasks:
 
         Args:
             words: Encoded contribution, on the CPU and contiguous.
-            round_number: The round; each is accepted once.
+            round_number: Number of the round, accepted once.
             active: Ranks of all secondaries that contribute, this one among them.
 
         Raises:
@@ -289,10 +156,10 @@ class PairwiseMasks:
                 active set, or ``active`` names an unknown rank.
 
         Reveals:
-            Nothing by itself. Whoever sees the masked words without one of this party's pair
-            keys with a neighbour in this round sees uniformly random words, as does whoever adds
-            them to words of parties that were told something else. With no other active party there
-            is no mask, and the words are in clear.
+            Nothing alone. Without one of this party's pair keys with a neighbour in this round, the
+            masked words are uniformly random, and so is their sum with words of parties that
+            received other messages. With no other active party there is no mask, and the words are
+            plaintext.
         """
         members = self._members(active)
         target = words.numpy()
@@ -313,10 +180,10 @@ class PairwiseMasks:
         np.add(target, future.result(), out=target)
 
     def prepare(self, round_number: int, count: int, active: Sequence[int]) -> None:
-        """Start making the mask of a round in the background, while the model computes.
+        """Start computing the mask of a round in the background, while the model computes.
 
-        Masks depend on no data, and not on messages that are bound after this. The round counts as
-        used from here on.
+        Masks depend on no data, and not on messages bound later. The round counts as used from now
+        on.
 
         Raises:
             ProtocolError: As :meth:`apply`.
@@ -344,7 +211,7 @@ class PairwiseMasks:
 
     def _members(self, active: Sequence[int]) -> tuple[int, ...]:
         if os.getpid() != self._process:
-            # A forked copy does not know which rounds the original has used meanwhile.
+            # A forked copy does not know the rounds that the original process has used.
             raise ProtocolError("masks cannot be used by a forked process; start a new session")
         known = set(self._keys)
         others = set(active) - {self.rank}
@@ -358,7 +225,7 @@ class PairwiseMasks:
     def _claim(self, round_number: int) -> None:
         if not 0 <= round_number < 2**63:
             raise ProtocolError(f"a round number must lie in [0, 2^63), got {round_number}")
-        # Rounds rise within a session: one number says which are used.
+        # Round numbers rise within a session, so the last one determines the used ones.
         if round_number <= self._last_round:
             raise ProtocolError(
                 f"round {round_number}: its mask was used before; a retry must be a new round"
@@ -371,7 +238,7 @@ class PairwiseMasks:
         return mask
 
     def _streams(self, round_number: int, count: int, members: tuple[int, ...]) -> _Streams:
-        # The one part whose length varies is the ranks, so the whole tells where they end.
+        # Only the list of ranks varies in length, so the encoding is unambiguous.
         numbers = (round_number, count, self._degree or 0, *members)
         agreed = _ROUND_LABEL + struct.pack(f">{len(numbers)}Q", *numbers)
         return [
@@ -386,7 +253,7 @@ class PairwiseMasks:
         ]
 
     def _add_key_streams(self, target: npt.NDArray[np.int64], streams: _Streams) -> None:
-        # A cipher context wants room for one block more than it is given.
+        # A cipher context needs a buffer with one block more than its input.
         buffer = bytearray(_PIECE_BYTES + _AES_BLOCK_BYTES)
         room = memoryview(buffer)
         stream_words = np.frombuffer(buffer, np.int64, _PIECE_BYTES // 8)

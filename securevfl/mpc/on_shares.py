@@ -1,17 +1,18 @@
-"""CrypTen between parties: its programs over any lines that carry arrays in order.
+"""CrypTen between parties: its programs over channels that carry arrays in order.
 
-A communicator has what CrypTen's arithmetic asks for, on arrays alone: nothing is pickled, and what
-comes must have the shape and type that is due. With a provider of tuples
-(:mod:`securevfl.mpc.dealt_tuples`) CrypTen's own arithmetic, comparisons and encoder run on it.
+The communicator has the collectives of CrypTen's arithmetic, for arrays only: nothing is pickled,
+and received arrays must have the expected shape and type. With a provider of tuples
+(:mod:`securevfl.mpc.dealt_tuples`), CrypTen's arithmetic, comparisons and encoder run on it.
 
-What a party shows to another one are its shares of what is opened. To each it adds key streams of
-AES-256 that it has in common with every other member and that cancel in the sum, so that a share by
-itself is uniform. CrypTen's sharings of zero come from torch's generators, whose 32-bit state could
-be searched; nothing that hangs on them alone leaves: openings within a multiplication hide behind
-the dealer's numbers, and all openings behind these streams.
+A party sends others only its shares of opened values. To each share it adds AES-256 key streams
+that it has in common with every other member and that cancel in the sum, so that a single share is
+uniform. CrypTen's sharings of zero come from torch's generators, whose 32-bit state could be found
+by search, so nothing is protected by them alone: openings within a multiplication are hidden by the
+dealer's numbers, and all openings by these streams.
 
-Arithmetic is secure against members that follow it and pool what they see, up to all but one, as
-long as the dealer is not among them. A member that computes otherwise can change results.
+The arithmetic is secure against all but one of the members if they follow the protocol but pool
+what they see, as long as the dealer does not collude. A member that does not follow it can change
+results.
 """
 
 import hashlib
@@ -21,7 +22,7 @@ import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NoReturn, Protocol, runtime_checkable
 
 import numpy as np
@@ -30,14 +31,17 @@ import torch
 from torch import Tensor
 
 from securevfl.core.errors import ProtocolError
-from securevfl.mpc.crypten_bridge import Communicator, Found, ReduceOp, make_current
+from securevfl.mpc import crypten_bridge
+from securevfl.mpc.crypten_bridge import ArithmeticSharedTensor, CrypTenSumTo, ReduceOp
 from securevfl.mpc.dealt_sums import uniform
 from securevfl.mpc.dealt_tuples import DealerLine, DealtTuples, SeedOfMember
+from securevfl.mpc.sum_to import Words
 
 _STREAM_LABEL: Final = b"securevfl/mpc/on-shares/stream/v1"
 _SEED_LABEL: Final = b"securevfl/mpc/on-shares/zero/v1"
 
-# From here on, among three and more, it is cheaper that each adds up a part of an opening for all.
+# From this size on, with three and more members, it is cheaper if each adds up a part of an opening
+# for all.
 _LARGE: Final = 1 << 12
 
 _DTYPES: Final = (torch.int64, torch.int32, torch.uint8, torch.float32, torch.float64, torch.bool)
@@ -46,7 +50,7 @@ _MOST_AXES: Final = 16
 
 @runtime_checkable
 class Lines(Protocol):
-    """One party's lines to all others: private, in order, and from whom they say."""
+    """One party's private, ordered and authenticated lines to all others."""
 
     def send(self, rank: int, step: int, values: npt.NDArray[Any]) -> None:
         """Send an array to a party.
@@ -59,11 +63,11 @@ class Lines(Protocol):
     def receive(
         self, rank: int, step: int, *, dtype: npt.DTypeLike, shape: tuple[int | None, ...]
     ) -> npt.NDArray[Any]:
-        """Return the next array of a party.
+        """Return a party's next array.
 
         Args:
-            rank: Whose.
-            step: The step of the program that it must belong to.
+            rank: Rank of the sender.
+            step: The array's step in the program.
             dtype: Its type.
             shape: Its shape; None stands for any length.
 
@@ -75,10 +79,10 @@ class Lines(Protocol):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Seat:
-    """One party's place among those that compute together."""
+    """One member's place in a joint computation."""
 
     rank: int
-    """Its own, one of the world's."""
+    """This member's rank, one of the world's."""
     world: tuple[int, ...]
     """Ranks of all that compute, ascending; CrypTen counts them from 0."""
     pair_keys: Mapping[int, bytes]
@@ -86,27 +90,27 @@ class Seat:
     context: bytes
     """Context of the computation: session, run and program, the same at all members."""
     lines: Lines | None = None
-    """To the others; None where nothing is opened."""
+    """Lines to the other members; None if nothing is opened."""
     dealer: DealerLine | None = None
     """The way to the dealer; None where nothing is multiplied."""
 
     def key(self, peer: int, label: bytes, *numbers: int) -> bytes:
-        """Return a key that two members share for one purpose."""
+        """Return a key that this member and ``peer`` share for one purpose."""
         agreed = label + struct.pack(f">I{len(numbers)}q", len(numbers), *numbers) + self.context
         return hmac.digest(self.pair_keys[peer], agreed, "sha256")
 
 
-class LineCommunicator(Communicator):  # type: ignore[misc]
-    """CrypTen's collectives over lines; CrypTen's ranks are places in the world."""
+class LineCommunicator(crypten_bridge.Communicator):  # type: ignore[misc]
+    """CrypTen's collectives over lines; CrypTen's ranks are positions in the world."""
 
     BYTES_PER_ELEMENT = 8
 
     def __init__(self, member: Seat, *, first_step: int = 0) -> None:
-        """Make it.
+        """Create a member's communicator.
 
         Args:
-            member: This party's place.
-            first_step: Number of its first step; higher than all that the member has had.
+            member: This party's seat.
+            first_step: Number of its first step, higher than all earlier steps of the member.
         """
         self._member = member
         self._world = member.world
@@ -117,21 +121,21 @@ class LineCommunicator(Communicator):  # type: ignore[misc]
         self.reset_communication_stats()
 
     def _refuse_operation(self, *_positional: object, **_named: object) -> NoReturn:
-        """Refuse what would pickle objects, or is used by nothing that is offered here."""
+        """Refuse collectives that would pickle objects, or that nothing here needs."""
         raise ProtocolError("CrypTen asked for a way to communicate that is not offered here")
 
     isend = irecv = send_obj = recv_obj = _refuse_operation
 
     def get_world_size(self) -> int:
-        """Return how many compute."""
+        """Return the number of members."""
         return len(self._world)
 
     def get_rank(self) -> int:
-        """Return this party's place."""
+        """Return this party's position."""
         return self._place
 
     def set_name(self, name: str) -> None:
-        """Take the party's name."""
+        """Set the party's name."""
         self._name = name
 
     def get_name(self) -> str:
@@ -142,22 +146,22 @@ class LineCommunicator(Communicator):  # type: ignore[misc]
         """Send a tensor.
 
         Reveals:
-            To ``dst``: the tensor as it is.
+            To ``dst``: the tensor.
         """
-        # No step of all: the lines of the two keep the order.
+        # Not a collective step: the two parties' lines keep the order.
         self._send(dst, tensor)
 
     def recv(self, tensor: Tensor, src: int | None = None) -> Tensor:
-        """Receive a tensor of the given one's shape into it, and return it."""
+        """Receive a tensor into ``tensor``, and return it."""
         if src is None:
             self._refuse_operation()
         return tensor.copy_(self._receive(src, tensor.dtype, tensor.shape))
 
     def broadcast(self, sent: Any, src: int, async_op: bool = False, batched: bool = False) -> Any:
-        """Send one party's tensors to all others, which get them in their own tensors' place.
+        """Send one party's tensors to all others, in place of their tensors.
 
         Reveals:
-            To everybody: the tensors as they are.
+            To all members: the tensors.
         """
         self._require_waiting(async_op)
         for tensor in sent if batched else [sent]:
@@ -170,10 +174,10 @@ class LineCommunicator(Communicator):  # type: ignore[misc]
         return sent
 
     def broadcast_obj(self, obj: Any, src: int) -> torch.Size:
-        """Send one party's shape to all others; no other object is offered.
+        """Send one party's shape to all others; other objects are refused.
 
         Reveals:
-            To everybody: the shape.
+            To all members: the shape.
         """
         self._begin()
         if self._place != src:
@@ -187,10 +191,10 @@ class LineCommunicator(Communicator):  # type: ignore[misc]
     def scatter(
         self, scatter_list: Any, src: int, size: Any = None, async_op: bool = False
     ) -> Tensor:
-        """Send one party's tensors out, one to each.
+        """Send one party's tensors, one to each member.
 
         Reveals:
-            To each party: its tensor as it is.
+            To each party: its tensor.
         """
         self._require_waiting(async_op)
         self._begin()
@@ -202,10 +206,10 @@ class LineCommunicator(Communicator):  # type: ignore[misc]
         return own
 
     def gather(self, tensor: Tensor, dst: int, async_op: bool = False) -> Sequence[Tensor | None]:
-        """Send every party's tensor to one.
+        """Send every party's tensor to one party.
 
         Reveals:
-            To ``dst``: the tensors as they are.
+            To ``dst``: the tensors.
         """
         self._require_waiting(async_op)
         self._begin()
@@ -215,10 +219,10 @@ class LineCommunicator(Communicator):  # type: ignore[misc]
         return [None]
 
     def all_gather(self, tensor: Tensor, async_op: bool = False) -> list[Tensor]:
-        """Send every party's tensor to everybody.
+        """Send every party's tensor to all members.
 
         Reveals:
-            To everybody: the tensors as they are.
+            To all members: the tensors.
         """
         self._require_waiting(async_op)
         self._begin()
@@ -227,7 +231,7 @@ class LineCommunicator(Communicator):  # type: ignore[misc]
         return self._from_all(tensor)
 
     def barrier(self) -> None:
-        """Wait until all are here."""
+        """Wait for all members."""
         self.all_gather(torch.zeros(1, dtype=torch.uint8))
 
     def reduce(
@@ -238,10 +242,10 @@ class LineCommunicator(Communicator):  # type: ignore[misc]
         async_op: bool = False,
         batched: bool = False,
     ) -> Any:
-        """Open tensors to one party, which gets all parties' shares added up, or XORed.
+        """Open tensors to one party, which gets the sum, or XOR, of all shares.
 
         Reveals:
-            To ``dst``: the total alone.
+            To ``dst``: the total only.
         """
         self._require_waiting(async_op)
         tensors = list(shares) if batched else [shares]
@@ -255,10 +259,10 @@ class LineCommunicator(Communicator):  # type: ignore[misc]
     def all_reduce(
         self, shares: Any, op: Any = ReduceOp.SUM, async_op: bool = False, batched: bool = False
     ) -> Any:
-        """Open tensors to everybody: all parties' shares added up, or XORed.
+        """Open tensors to all members, which get the sum, or XOR, of all shares.
 
         Reveals:
-            To everybody: the total alone.
+            To all members: the total only.
         """
         self._require_waiting(async_op)
         tensors = list(shares) if batched else [shares]
@@ -283,7 +287,7 @@ class LineCommunicator(Communicator):  # type: ignore[misc]
         return _apart(total, tensors) if batched else total.view(shares.shape)
 
     def _hidden(self, tensors: Sequence[Tensor], op: Any) -> Tensor:
-        """Return all numbers of a share in a row, under streams that cancel in the total."""
+        """Return the concatenated numbers of shares, under streams that cancel in the total."""
         self._begin()
         if op not in (ReduceOp.SUM, ReduceOp.BXOR):
             self._refuse_operation()
@@ -345,15 +349,15 @@ def _apart(total: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _zero_generators(member: Seat, number: int) -> dict[str, dict[torch.device, torch.Generator]]:
-    """Return the generators of CrypTen's sharings of zero, in which neighbours agree.
+    """Return the generators of CrypTen's sharings of zero, equal for neighbours.
 
-    They hide nothing that leaves a party; see the module.
+    Nothing that a party sends is hidden by them alone; see the module.
     """
     world, place = member.world, member.world.index(member.rank)
 
     def of_neighbours(lower: int, upper: int) -> bytes:
         peer = upper if member.rank == lower else lower
-        # One that computes alone is its own neighbour.
+        # A single member is its own neighbour.
         return (
             os.urandom(8) if peer == member.rank else member.key(peer, _SEED_LABEL, number, lower)
         )
@@ -374,23 +378,23 @@ def _zero_generators(member: Seat, number: int) -> dict[str, dict[torch.device, 
     return generators
 
 
-# Steps and requests of one number; a program of more would take a year.
+# Most steps and requests of one computation; a program with more would take a year.
 _MOST_STEPS: Final = 1 << 32
 
 
 @contextmanager
 def computing(member: Seat, *, number: int = 0) -> Iterator[LineCommunicator]:
-    """Let CrypTen compute for a party in this thread.
+    """Run CrypTen for a party in this thread.
 
     Args:
-        member: Its place.
-        number: Rises from one use to the next, so that no stream is used twice.
+        member: The party's seat.
+        number: Number of this computation, rising so that no stream is used twice.
 
     Raises:
-        ProtocolError: If a member is at fault.
+        ProtocolError: If a member fails.
 
     Reveals:
-        To the other members: what the program opens to them, and sizes.
+        To the other members: values that the program opens to them, and sizes.
     """
     world, begun = member.world, number * _MOST_STEPS
     if member.rank not in world or list(world) != sorted(set(world)):
@@ -407,5 +411,63 @@ def computing(member: Seat, *, number: int = 0) -> Iterator[LineCommunicator]:
             first_number=begun,
         )
     communicator = LineCommunicator(member, first_step=begun)
-    with make_current(Found(communicator, tuples, _zero_generators(member, number))):
+    with crypten_bridge.make_current(
+        crypten_bridge.Found(communicator, tuples, _zero_generators(member, number))
+    ):
         yield communicator
+
+
+class SharedSum:
+    """SplitAvg as a CrypTen program, for ``mpc.engine = "crypten"``.
+
+    Every secondary's words are CrypTen tensors that all active secondaries share. Each adds its
+    shares up and sends the result to the primary, under its pairwise masks as always. Only at the
+    primary do the shares add up to the sum, which is equal to that of ``"masked"`` to the bit.
+    """
+
+    def __init__(self, revealed: CrypTenSumTo, seat: Seat) -> None:
+        """Create a secondary's end of the sum.
+
+        Args:
+            revealed: Masks this secondary's share, and reveals the sum to the primary.
+            seat: This secondary's seat among all secondaries.
+        """
+        self._revealed, self._seat = revealed, seat
+
+    def __call__(self, words: Words, *, round_number: int, active: Sequence[int]) -> Words | None:
+        """Share ``words``, add up the shares and contribute the result; see :class:`SumTo`.
+
+        Raises:
+            ProtocolError: If the round's mask was used before, or a peer fails.
+
+        Reveals:
+            As :class:`securevfl.mpc.crypten_bridge.CrypTenSumTo`.
+        """
+        seat, others = replace(self._seat, world=tuple(sorted(active))), torch.zeros_like(words)
+        with computing(seat, number=round_number) as communicator:
+            own = communicator.get_rank()
+            shared = [
+                ArithmeticSharedTensor(words if src == own else others, precision=0, src=src)
+                for src in range(communicator.get_world_size())
+            ]
+            total = sum(shared[1:], shared[0]).share
+        return self._revealed(total, round_number=round_number, active=active)
+
+    def bind(self, message_digest: bytes, ranks: Sequence[int]) -> None:
+        """Bind a message of the primary; see :class:`securevfl.mpc.sum_to.SumTo`.
+
+        Reveals:
+            Nothing.
+        """
+        self._revealed.bind(message_digest, ranks)
+
+    def prepare(self, count: int, *, round_number: int, active: Sequence[int]) -> None:
+        """Start computing this round's mask in the background.
+
+        Raises:
+            ProtocolError: If the round's mask was used before.
+
+        Reveals:
+            Nothing.
+        """
+        self._revealed.prepare(count, round_number=round_number, active=active)

@@ -1,9 +1,9 @@
-"""Secure sum and mean: the primary alone learns the total of the parties' words.
+"""Secure sum and weighted mean: the primary alone learns the total of the parties' words.
 
-Each party multiplies its tensors by its weight (a count of samples, say) and appends the weight
-itself; the sum of both is revealed, and their ratio is the mean. One ring element a number, in
-steps of 2^-32 and larger ones for large numbers: parameters are few, and want more precision than
-representations.
+For a mean, each party multiplies its tensors by its weight (a number of samples, for example) and
+appends the weight; the sums of both are revealed, and their ratio is the mean. Each number has its
+own ring element, in steps of 2^-32, or larger ones for large numbers: parameters are few, and need
+more precision than representations.
 """
 
 import math
@@ -21,35 +21,34 @@ from securevfl.core.errors import EncodingRangeError, ProtocolError
 Words = Int64[Tensor, "words"]
 """Elements of the ring, 64 bits each."""
 
-# Add up the parties' words so that the primary alone learns the total.
-
 
 @runtime_checkable
 class SumTo(Protocol):
-    """Adds every party's words modulo 2^64, element by element, for the primary."""
+    """Adds all parties' words modulo 2^64, element by element, for the primary."""
 
     def __call__(self, words: Words, *, round_number: int, active: Sequence[int]) -> Words | None:
         """Contribute ``words``; return the total at the primary and None elsewhere.
 
         Args:
-            words: This party's contribution; the primary gives its own or zeros. A secondary's is
-                masked in place, the primary's becomes the total; neither may be used again.
+            words: This party's contribution; the primary's own or zeros. A secondary's words are
+                masked in place, the primary's become the total; neither may be used again.
             round_number: The round, never used before in this session.
             active: Ranks of the secondaries that contribute.
 
         Reveals:
             To the primary: the total. The primary together with some of the active secondaries
-            learns the sum of the other active ones, and nothing else; under sparse masks that
-            holds for fewer of them than :func:`securevfl.mpc.masks.connectivity`. If these
-            were told different things (:meth:`bind`), it learns nothing. To anyone else: nothing.
+            learns the sum of the other active ones, and nothing else; under sparse masks only while
+            the colluding ones are fewer than :func:`securevfl.mpc.masks.connectivity`. If active
+            secondaries got different messages (:meth:`bind`), it learns nothing. To any other
+            party: nothing.
         """
         ...
 
     def bind(self, message_digest: bytes, ranks: Sequence[int]) -> None:
-        """Let later sums hold only if these ranks have had this message of the primary too.
+        """Make later sums valid only if these ranks have received this message of the primary too.
 
-        A secondary binds every message of the primary that others get as well, as soon as it comes;
-        see :meth:`securevfl.mpc.masks.PairwiseMasks.bind`. The primary binds nothing.
+        A secondary binds every message that the primary sends to others too, on receipt; see
+        :meth:`securevfl.mpc.masks.PairwiseMasks.bind`. The primary binds nothing.
 
         Reveals:
             Nothing.
@@ -57,12 +56,12 @@ class SumTo(Protocol):
         ...
 
     def prepare(self, count: int, *, round_number: int, active: Sequence[int]) -> None:
-        """Do ahead what does not depend on the words, while the model computes.
+        """Start the work that does not depend on the words, while the model computes.
 
-        The round counts as used from here on, whether words follow or not.
+        The round counts as used from now on, even without words.
 
         Args:
-            count: Words that this party will contribute.
+            count: Number of words that this party will contribute.
             round_number: The round, never used before in this session.
             active: Ranks of the secondaries that will contribute.
 
@@ -74,7 +73,7 @@ class SumTo(Protocol):
 
 @runtime_checkable
 class WordWire(Protocol):
-    """A party's end of an authenticated, ordered star around the primary, which carries words."""
+    """Transport of words: an authenticated, ordered star around the primary."""
 
     @property
     def masked(self) -> bool:
@@ -91,13 +90,13 @@ class WordWire(Protocol):
 
 
 class InProcessSum:
-    """The same total for the simulator, where all parties live in one process: no masks."""
+    """The sum for the simulator, where all parties are in one process: without masks."""
 
     def __call__(self, contributions: Sequence[Words]) -> Words:
-        """Return the sum of all contributions; int64 wraps, which is arithmetic modulo 2^64.
+        """Return the sum of all contributions modulo 2^64, as int64 wraps.
 
         Raises:
-            ProtocolError: If there is none, or their sizes differ.
+            ProtocolError: If there are none, or their sizes differ.
 
         Reveals:
             Nothing leaves the process.
@@ -112,21 +111,19 @@ class InProcessSum:
         return total
 
 
-# The weighted mean of all parties' parameters, of which only the mean is seen.
-
 _PRECISION_BITS: Final = 32
 
 
 def fraction_bits(last_mean: Mapping[str, Tensor]) -> dict[str, int]:
-    """Return by tensor how many binary places the next mean has, on which all parties agree.
+    """Return the number of binary places of each tensor in the next mean, equal at all parties.
 
-    32, or 39 - e where the tensor's largest number in the last mean is 2^e or more, but below
-    2^(e+1), with e >= 7. A step is then 2^-39 of that number or finer, and a party's number may be
-    2^24 / (parties x its weight) times as large in the next mean. Weights behind ISO noise grow so
-    ([FedHSSL] Equation 7): each mean's noise is as large as the longest row before it.
+    It is 32, or 39 - e if the tensor's largest number in the last mean is in [2^e, 2^(e+1)) with e
+    >= 7. A step is then at most 2^-39 of that number, and a party's number may grow by 2^24 /
+    (parties x its weight) in the next mean. Weights with ISO noise do grow ([FedHSSL] Equation 7),
+    since each mean's noise is as large as the longest row before it.
 
     Args:
-        last_mean: The last mean, the same at all parties.
+        last_mean: The last mean, equal at all parties.
     """
     return {
         name: min(_PRECISION_BITS, _PRECISION_BITS + 8 - math.frexp(float(value.abs().max()))[1])
@@ -135,7 +132,7 @@ def fraction_bits(last_mean: Mapping[str, Tensor]) -> dict[str, int]:
 
 
 def words_needed(shapes: Mapping[str, Sequence[int]]) -> int:
-    """Return how many words carry tensors of these shapes and the weight."""
+    """Return the number of words for tensors of these shapes and the weight."""
     return sum(torch.Size(shape).numel() for shape in shapes.values()) + 1
 
 
@@ -146,21 +143,21 @@ def encode_weighted(
     parties: int,
     bits: Mapping[str, int] = MappingProxyType({}),
 ) -> Words:
-    """Return one party's weighted tensors and its weight as words, in order of name.
+    """Return one party's weighted tensors and its weight as words, sorted by name.
 
     Args:
         tensors: Named float tensors; every party has the same names and shapes.
-        weight: The party's say in the mean, >= 0; 0 counts a party out without showing it.
-        parties: Most contributions to the sum.
-        bits: Of :func:`fraction_bits`, the same at every party; 32 for a tensor that it lacks.
+        weight: The party's weight in the mean, >= 0; 0 leaves the party out, without showing it.
+        parties: Largest number of contributions to the sum.
+        bits: Result of :func:`fraction_bits`, equal at every party; 32 for a missing tensor.
 
     Raises:
-        EncodingRangeError: If a value is not finite or float, or a sum of ``parties`` such values
-            could leave the ring; nothing was encoded.
+        EncodingRangeError: If a value is not finite or not float, or a sum of ``parties`` such
+            values could overflow.
 
     Reveals:
-        Nothing by itself. Summed by :class:`securevfl.mpc.sum_to.SumTo`: to the primary, the
-        weighted mean and the sum of the weights.
+        Nothing alone. Summed by :class:`securevfl.mpc.sum_to.SumTo`: to the primary, the weighted
+        mean and the sum of the weights.
     """
     checks.non_negative(weight=weight)
     checks.at_least(1, parties=parties)
@@ -193,13 +190,13 @@ def decode_mean(
 ) -> dict[str, Tensor]:
     """Return the weighted mean of every tensor, in float32.
 
-    Each is within ``parties * 2^-(bits + 1) / (sum of weights)`` of the exact mean, and then
-    rounded.
+    Before rounding to float32, each is within ``parties * 2^-(bits + 1) / (sum of weights)`` of the
+    exact mean.
 
     Args:
         total_words: The sum of all parties' words.
         shapes: Shape of every tensor by name, the same at every party.
-        bits: As the words were encoded with.
+        bits: The ``bits`` of :func:`encode_weighted`.
 
     Raises:
         ProtocolError: If the number of words does not fit ``shapes``, or no weight is positive.

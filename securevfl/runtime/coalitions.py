@@ -18,14 +18,15 @@ from securevfl.core.progress import Observer, Stage, unheard
 from securevfl.data.rows import RowSplit, consecutive_batches
 from securevfl.data.tables import PartyTable
 from securevfl.federation import run_plan
-from securevfl.federation.base import own_inputs, train_alone
+from securevfl.federation.base import train_alone
 from securevfl.federation.build import primary_data
 from securevfl.federation.messages import RoundPlan
+from securevfl.federation.party_inputs import own_inputs
 from securevfl.federation.rounds.exchanges import ReleasedRows, without_blocks
 from securevfl.federation.rounds.primary import PrimaryData
 from securevfl.federation.rounds.secondary import Secondary
+from securevfl.federation.run_facts import prediction_facts, run_facts
 from securevfl.federation.saved_model import SavedModel
-from securevfl.federation.session.membership import in_blocks
 from securevfl.federation.session.peers import ReplyHere
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.spec import LinkedPrimary
@@ -121,7 +122,7 @@ class Partners:
             linked,
             self._stored_rows(torch.empty(0, 1, 1), self.everybody),
             request=prediction_request.Request(
-                facts=run_plan.prediction_facts(rows=rows, predicted_rows=rows),
+                facts=prediction_facts(rows=rows, predicted_rows=rows),
                 keys=keys_of(prediction_request.prediction_spec(config, model).keys, table),
             ),
             device=device,
@@ -193,10 +194,10 @@ class SavedModels(Partners):
             Nothing leaves the process, which holds everybody's table.
         """
         table, model = tables[config.primary.name], models[config.primary.name]
-        split, facts = run_plan.run_facts(config, table)
+        split, facts = run_facts(config, table)
         plan = run_plan.plan_prediction(
             config,
-            run_plan.prediction_facts(rows=facts.rows, predicted_rows=facts.rows),
+            prediction_facts(rows=facts.rows, predicted_rows=facts.rows),
             noise_share_std=model.noise_share_std,
         )
         spec = prediction_request.prediction_spec(config, model)
@@ -281,7 +282,7 @@ class BlockReleases(Partners):
             device: Where top models compute.
         """
         self._released = released
-        split, facts = run_plan.run_facts(config, table)
+        split, facts = run_facts(config, table)
         self.plan = run_plan.plan_run(config, facts)
         spec = prediction_request.prediction_spec(config, model)
         keys = keys_of(spec.keys, table)
@@ -361,9 +362,9 @@ def partners_of(
 
 def answers_in_blocks(config: FederationConfig) -> bool:
     """Whether a run's releases hold each secondary's numbers apart from the others'."""
-    if config.privacy.encoder != "frozen":
+    if config.regime.learns:
         return False
-    return len(config.secondaries) == 1 or in_blocks(config)
+    return len(config.secondaries) == 1 or config.in_blocks
 
 
 def _releases(run: SavedRun, model: SavedModel) -> BlockReleases:

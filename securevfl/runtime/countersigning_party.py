@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from securevfl.core import errors, files
-from securevfl.federation.run_plan import RunFacts
+from securevfl.federation.run_facts import RunFacts
 from securevfl.federation.session.membership import absent_names
 from securevfl.ledger.countersigning import Countersigner, Occasion
 from securevfl.runtime.party import PartySession

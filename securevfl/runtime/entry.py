@@ -20,7 +20,7 @@ from securevfl.core.progress import Observer, ProgressEvent, RoundDone, Warned, 
 from securevfl.core.shown_progress import RunProgress
 from securevfl.data.tables import PartyTable
 from securevfl.federation.base import require_estimator
-from securevfl.ledger.ledger import lines_of_run
+from securevfl.ledger.ledger_file import lines_of_run
 from securevfl.models.task_metrics import metrics_of
 from securevfl.runtime import handing_over, launching
 from securevfl.runtime.run_folder import read_figures, read_history

@@ -8,7 +8,7 @@ from securevfl.config.federation import FederationConfig
 from securevfl.core import errors, interrupts
 from securevfl.core.progress import Warned
 from securevfl.federation.messages import PredictRequest
-from securevfl.federation.run_plan import RunFacts
+from securevfl.federation.run_facts import RunFacts
 from securevfl.federation.session.handshake import Joined, join_session
 from securevfl.runtime.party import PartySession
 

@@ -328,7 +328,7 @@ def parties_here(config: FederationConfig) -> Iterator[_PartiesHere]:
     require_covered_channels(config)
     require_helpers(config)
     identities = fleeting([party.name for party in config.parties])
-    host, port = parse_address(config.primary.address or "")
+    host, port = parse_address(config.address)
     with ExitStack() as kept:
         if not port:
             try:

@@ -11,7 +11,8 @@ from securevfl.core.formatting import finite_or_none, format_figure
 from securevfl.core.stages import stages
 from securevfl.dp.statement import of_labels
 from securevfl.federation.run_plan import RunPlan
-from securevfl.ledger.ledger import Ledger, label_figures, labels_spent
+from securevfl.ledger.book import label_figures, labels_spent
+from securevfl.ledger.ledger import Ledger
 from securevfl.models.tasks import Metrics
 
 UNTESTED: Final = (
@@ -295,7 +296,7 @@ def privacy_figures(plan: RunPlan, ledger: Ledger) -> PrivacyFigures:
     """
     config, releases, tau = plan.config, plan.releases, plan.noise_share_std
     privacy = config.privacy
-    trained_behind_noise = privacy.encoder == "dp-trained"
+    trained_behind_noise = config.regime.noises_updates
     # Rounds that a resumed run repeats are paid for again. It is infinite without noise alone, of
     # which nothing is promised.
     spent = finite_or_none(ledger.epsilon_spent)

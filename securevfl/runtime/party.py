@@ -16,7 +16,8 @@ from securevfl.core.memory import loading
 from securevfl.core.progress import Observer, PresenceChanged, SpendingPlanned, Warned
 from securevfl.data.tables import PartyTable
 from securevfl.federation.checkpoint import is_unused
-from securevfl.federation.run_plan import RunFacts, RunPlan
+from securevfl.federation.run_facts import RunFacts
+from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.saved_model import SavedModel
 from securevfl.federation.session.membership import absent_names
 from securevfl.federation.session.party_files import LOG_FILE, PartyFiles

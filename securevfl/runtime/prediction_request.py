@@ -14,16 +14,16 @@ from securevfl.core.errors import ConfigError
 from securevfl.core.memory import loading
 from securevfl.core.progress import Observer, Warned, unheard
 from securevfl.data.tables import KeyTable, PartyTable
-from securevfl.federation import run_plan
-from securevfl.federation.base import features_of, own_inputs
 from securevfl.federation.build import BottomAtWork, bottom_at_work, build_secondary, build_top
+from securevfl.federation.party_inputs import features_of, own_inputs
 from securevfl.federation.rounds.exchanges import Exchange
 from securevfl.federation.rounds.fitted_primary import read_by_top
 from securevfl.federation.rounds.secondary import Secondary
 from securevfl.federation.rounds.top_model import PrimaryInputs, TopModel
-from securevfl.federation.run_plan import RunFacts, RunPlan
+from securevfl.federation.run_facts import RunFacts, new_run, prediction_facts
+from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.saved_model import SavedModel
-from securevfl.federation.session.membership import absent_names, in_blocks
+from securevfl.federation.session.membership import absent_names
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.spec import LinkedPrimary, LinkedSecondary, LinkSpec
 from securevfl.linkage.stage.linkage_parts import protection_of
@@ -71,8 +71,8 @@ def request_of(
         }
         keys = KeyTable(name=new.name, columns=joined)
     everybody = tuple(config.ranks[party.name] for party in config.secondaries)
-    facts = run_plan.prediction_facts(
-        run=run_plan.new_run(),
+    facts = prediction_facts(
+        run=new_run(),
         rows=keys.num_rows,
         predicted_rows=new.num_rows,
         active=everybody if active is None else active,
@@ -245,7 +245,7 @@ def expected_blocks(plan: RunPlan) -> int | None:
     None where none is absent, or an average is not made of blocks.
     """
     trained = len(plan.config.secondaries)
-    return trained if in_blocks(plan.config) and len(plan.secondaries) < trained else None
+    return trained if plan.config.in_blocks and len(plan.secondaries) < trained else None
 
 
 def answers_alone(model: SavedModel) -> bool:

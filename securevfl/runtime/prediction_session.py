@@ -14,11 +14,12 @@ from securevfl.config.federation import FederationConfig
 from securevfl.core.progress import Observer, Stage, unheard
 from securevfl.data.scaling import KeyScaler
 from securevfl.data.tables import PartyTable
-from securevfl.federation.base import features_of, own_inputs
+from securevfl.federation.party_inputs import features_of, own_inputs
+from securevfl.federation.prediction_budget import PredictionBudget
 from securevfl.federation.rounds.exchanges import Exchange
 from securevfl.federation.rounds.fitted_primary import read_by_top
 from securevfl.federation.rounds.in_process import SimulatedExchange
-from securevfl.federation.run_plan import PredictionBudget, RunPlan, plan_prediction
+from securevfl.federation.run_plan import RunPlan, plan_prediction
 from securevfl.federation.saved_model import PrimaryPart, SavedModel
 from securevfl.federation.session.membership import absent_names
 from securevfl.federation.session.party_files import PartyFiles

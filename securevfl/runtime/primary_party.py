@@ -19,10 +19,13 @@ from securevfl.federation.build import primary_data
 from securevfl.federation.checkpoint import last_common
 from securevfl.federation.link_counts import book_link_counts, require_link_counts
 from securevfl.federation.over_star import PeersOverStar
+from securevfl.federation.prediction_budget import PredictionBudget
 from securevfl.federation.rounds.exchanges import RoundExchange
 from securevfl.federation.rounds.recording import Recorder, recording
+from securevfl.federation.run_facts import RunFacts, prediction_facts, run_facts
 from securevfl.federation.saved_model import FOLDER, SavedModel, load_model
 from securevfl.federation.session import handshake, membership
+from securevfl.federation.session.attendance import Presence, SecondariesBackError
 from securevfl.ledger.countersigning import Countersigning
 from securevfl.linkage.spec import LinkedPrimary, LinkSpec
 from securevfl.linkage.stage.link_cache import LinkCache
@@ -48,13 +51,13 @@ class PrimarySession:
     def __init__(self, party: PartySession, transport: PrimaryTransport) -> None:
         self.party = party
         self.transport = transport
-        self._facts: run_plan.RunFacts | None = None
+        self._facts: RunFacts | None = None
         self.countersigning: Countersigning | None = None
         """None until the first ledger of the session is open at all parties."""
         self._waits = party.config.waits
 
     @property
-    def facts(self) -> run_plan.RunFacts:
+    def facts(self) -> RunFacts:
         """Facts that all parties received when they were welcomed.
 
         Raises:
@@ -90,7 +93,7 @@ class PrimarySession:
         )
         return {message.sender: message for message in came}
 
-    def welcome(self, hellos: Mapping[str, messages.Hello], facts: run_plan.RunFacts) -> None:
+    def welcome(self, hellos: Mapping[str, messages.Hello], facts: RunFacts) -> None:
         """Send the parties the facts of the session and one another's keys.
 
         Reveals:
@@ -176,7 +179,7 @@ def primary_session(
     """
     config = party.config
     with PrimaryTransport(
-        parse_address(party.job.listen or config.primary.address or ""),
+        parse_address(party.job.listen or config.address),
         party.identity,
         party.pinned,
         new_session(),
@@ -203,11 +206,11 @@ def run_primary(party: PartySession) -> RunFigures | dict[str, Any] | RejoinDue:
     require_estimator(config, job.base, job.top)
     files.require_writable_folder(job.run_folder)
     table = party.read_table()
-    split, facts = run_plan.run_facts(config, table)
+    split, facts = run_facts(config, table)
     facts = replace(facts, run=party.resumed_run() or facts.run)
     plan = run_plan.plan_run(config, facts)
     party.open_ledger(plan)
-    presence = membership.Presence(
+    presence = Presence(
         party.files.checkpoints.files,
         {config.ranks[secondary.name]: secondary.name for secondary in config.secondaries},
     )
@@ -228,7 +231,7 @@ def run_primary(party: PartySession) -> RunFigures | dict[str, Any] | RejoinDue:
         if job.ends_after is None:
             try:
                 run.train()
-            except membership.SecondariesBackError as back:
+            except SecondariesBackError as back:
                 ranks = tuple(sorted(config.ranks[name] for name in back.names))
                 session.transport.broadcast(secondaries, messages.Rejoin(ranks=ranks).to_message())
                 return RejoinDue(parties=back.names)
@@ -291,7 +294,7 @@ def _begin(
     table: PartyTable,
     split: RowSplit,
     linked: LinkedPrimary,
-    presence: membership.Presence,
+    presence: Presence,
     recorder: Recorder | None,
 ) -> PrimaryRun:
     """Build the primary's half of the network and its exchange with the secondaries."""
@@ -325,9 +328,7 @@ def _begin(
     )
 
 
-def _greet(
-    session: PrimarySession, facts: run_plan.RunFacts, presence: membership.Presence
-) -> run_plan.RunFacts:
+def _greet(session: PrimarySession, facts: RunFacts, presence: Presence) -> RunFacts:
     """Wait for the parties, and agree with them where the run starts."""
     party = session.party
     config, resume, checkpoints = party.config, party.files.resume, party.files.checkpoints
@@ -372,7 +373,7 @@ def _greet(
 
 
 def _hellos(
-    session: PrimarySession, presence: membership.Presence, joined: Collection[str], *, run: str
+    session: PrimarySession, presence: Presence, joined: Collection[str], *, run: str
 ) -> dict[str, messages.Hello]:
     """Read all greetings; a secondary that may not come back is dismissed and ends no session.
 
@@ -442,7 +443,7 @@ class PredictingPrimary(SessionWithPartners):
         if countersigning is not None and countersigning.long_served():
             countersigning.request("served")
 
-    def budgets(self) -> list[run_plan.PredictionBudget]:
+    def budgets(self) -> list[PredictionBudget]:
         """Return what predictions have spent by this party's ledger; others keep their own."""
         return [self._session.party.files.prediction_budget(self.model.run)]
 
@@ -464,7 +465,7 @@ class PredictingPrimary(SessionWithPartners):
         ledger = party.files.open_prediction(plan, model=self.model.run)
         callers = list(membership.callers_in_predictions(self.config, self.active))
         self.broken = True
-        asked = messages.PredictRequest.of(request.facts)
+        asked = messages.PredictRequest.of(request.facts, active=tuple(plan.secondaries))
         session.transport.broadcast(callers, asked.to_message())
         session.wait_until_ready(callers)
         session.countersign().count_rows(request.facts.predicted_rows)
@@ -519,7 +520,7 @@ def predicting(
     """
     config = party.config
     active = membership.active_without(config, without)
-    facts = run_plan.prediction_facts(run=model.run, active=active)
+    facts = prediction_facts(run=model.run, active=active)
     callers = membership.callers_in_predictions(config, active)
     turned_away = [caller.name for caller in config.callers if caller.name not in callers]
     with primary_session(party, without=turned_away) as session:

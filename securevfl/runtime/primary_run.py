@@ -18,16 +18,10 @@ from securevfl.core import progress
 from securevfl.core.errors import ConfigError
 from securevfl.data.rows import consecutive_batches
 from securevfl.data.tables import PartyTable
-from securevfl.federation.base import (
-    Base,
-    Choice,
-    choose,
-    digest_of_rows,
-    fit_base,
-    label_scaler_of,
-)
+from securevfl.federation.base import Base, Choice, choose, digest_of_rows, fit_base
 from securevfl.federation.build import build_primary, save_primary
 from securevfl.federation.messages import EpochMark
+from securevfl.federation.party_inputs import label_scaler_of
 from securevfl.federation.released_labels import drawn_labels
 from securevfl.federation.rounds.exchanges import ReleasedRows, RoundExchange, release_once
 from securevfl.federation.rounds.kept_rounds import CachedRows
@@ -35,7 +29,7 @@ from securevfl.federation.rounds.network_primary import NetworkPrimary
 from securevfl.federation.rounds.primary import Primary, PrimaryData
 from securevfl.federation.rounds.recording import Recorder
 from securevfl.federation.run_plan import RunPlan
-from securevfl.federation.session.membership import Presence
+from securevfl.federation.session.attendance import Presence
 from securevfl.federation.session.party_files import PartyFiles
 from securevfl.federation.session.peers import Peers
 from securevfl.federation.stage import OpenChannels, PrimaryContext, StageAtSecondary, run_stages
@@ -216,7 +210,7 @@ class PrimaryRun:
             self.checkpoints.load(self.plan.facts.resume_epoch, self.primary.load_state)
         else:
             self.checkpoints.forget_after(0)
-        if self.plan.frozen:
+        if self.plan.regime.releases_once:
             self._train_on_one_release(base)
             return
         primary, presence = self.primary, self.presence
@@ -324,7 +318,7 @@ class PrimaryRun:
     def _test_outputs(self) -> Tensor | None:
         """Return the test rows' outputs of the model that answers; None: no budget is left."""
         primary, choice, rows = self.primary, self.choice, self.data.split.test
-        if (choice is None or choice.asks(primary)) and not self.plan.frozen:
+        if (choice is None or choice.asks(primary)) and self.plan.regime.learns:
             # A simulation cannot be lost.
             files = None if self.countersigning is None else self.checkpoints.files
             if not covers_test_rows(primary, self.plan, self.ledger, files):

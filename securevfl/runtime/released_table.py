@@ -17,12 +17,11 @@ from securevfl.config.federation import FederationConfig
 from securevfl.core.errors import ConfigError, DataError, PrivacyError
 from securevfl.data.rows import RowSplit, consecutive_batches
 from securevfl.data.tables import PartyTable
-from securevfl.federation import run_plan
-from securevfl.federation.checkpoint import DamagedError, StateFolder
 from securevfl.federation.rounds.kept_rounds import CachedRows
-from securevfl.ledger.book import LedgerBook
+from securevfl.federation.run_facts import run_facts
+from securevfl.federation.state_folder import DamagedError, StateFolder
+from securevfl.ledger.book import LedgerBook, recompute_figures, until_end
 from securevfl.ledger.chain import Chain, read_chain
-from securevfl.ledger.ledger import recompute_figures, until_end
 from securevfl.runtime.saved_run import SavedRun
 from securevfl.version import __version__
 
@@ -91,9 +90,9 @@ def released_table(saved: SavedRun, *, own: bool = False) -> pd.DataFrame:
         Nothing: it is made of what was released before.
     """
     config = saved.config
-    if config.privacy.encoder != "frozen":
+    if config.regime.learns:
         raise ConfigError(
-            f'privacy.encoder: rows of a "{config.privacy.encoder}" encoder are released anew in '
+            f'privacy.encoder: rows of a "{config.regime.name}" encoder are released anew in '
             f'every epoch and not kept; only a run with "frozen" has releases as a table'
         )
     table = saved.table(config.primary)
@@ -107,7 +106,7 @@ def released_table(saved: SavedRun, *, own: bool = False) -> pd.DataFrame:
     parts = consecutive_batches(np.arange(table.num_rows), batch_size=config.training.batch_size)
     kept = CachedRows(state, parts, shape=config.family.cut_shape(config.model))
     kept.require_all()
-    split, _ = run_plan.run_facts(config, table)
+    split, _ = run_facts(config, table)
     released = kept.all().flatten(1).numpy()
     columns: dict[str, Any] = {
         "row": np.arange(1, table.num_rows + 1),

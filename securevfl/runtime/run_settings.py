@@ -21,7 +21,8 @@ from securevfl.data.scaling import Bounds, ColumnSettings
 from securevfl.data.tables import PartyTable
 from securevfl.dp.privacy import Privacy
 from securevfl.linkage.stage.linkage_parts import PROTECTIONS
-from securevfl.models.family import FamilySettings, PretrainingSettings
+from securevfl.models.family import FamilySettings
+from securevfl.models.pretraining import PretrainingSettings
 from securevfl.models.registry import family_of
 from securevfl.runtime import run_options
 
@@ -378,7 +379,7 @@ def _columns(settings: Mapping[str, Any], name: str) -> ColumnSettings:
     bounds, privacy = settings.get("bounds"), settings.get("privacy")
     if name == _PRIMARY or privacy is None or privacy.mechanism == "none":
         return ColumnSettings()
-    if privacy.encoder == "trained" and settings.get("encoder") != AUTO:
+    if not privacy.regime.caps_records and settings.get("encoder") != AUTO:
         return ColumnSettings()
     own = bounds.get(name) if isinstance(bounds, Mapping) else bounds
     missing = (settings.get("missing_columns") or {}).get(name, ())

@@ -209,7 +209,7 @@ def table_warnings(config: FederationConfig, party: PartySettings, table: PartyT
     text = config.privacy.delta_warning(table.num_rows) if party.role == holder else None
     warnings = [f"{party.name}: {text}" for text in (*([text] if text else []), *table.notes)]
     ids = [] if table.schema is None else [key.name for key in table.schema.keys if key.is_id]
-    if ids and config.family.reads_keys(config.model, frozen=config.privacy.encoder == "frozen"):
+    if ids and config.family.reads_keys(config.model, frozen=not config.regime.learns):
         warnings.append(
             f"{party.name}: key {ids[0]!r} numbers rows (whole numbers, no two equal), and family "
             f"{config.family.name!r} reads keys as places; for ids take another family, or "

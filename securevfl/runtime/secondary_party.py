@@ -60,11 +60,11 @@ class SecondarySession:
         self._masks: PairwiseMasks | None = None
         self._sum: SumTo | None = None
 
-    def ready(self, *, frozen: bool) -> Countersigning:
+    def ready(self, *, releases_once: bool) -> Countersigning:
         """Say that this party's budget covers what was announced; countersign once a session.
 
         Args:
-            frozen: Whether all rows are released at once, which the primary may countersign.
+            releases_once: Whether all rows are released at once, which the primary may countersign.
 
         Reveals:
             To the primary: that the budget covers it. To all parties: ledger heads, as
@@ -76,7 +76,7 @@ class SecondarySession:
             self.countersigning = Countersigning(
                 countersigner(party, star.facts, session=star.transport.session),
                 star.transport,
-                frozen=frozen,
+                releases_once=releases_once,
                 deadline_s=party.config.waits.work.for_primary_s,
                 log=party.files.log,
             )
@@ -145,7 +145,7 @@ def run_secondary(party: PartySession) -> RejoinDue | None:
         party.open_ledger(plan)
         if not run:
             _begin(files, facts.run)
-        countersigning = session.ready(frozen=plan.frozen)
+        countersigning = session.ready(releases_once=plan.regime.releases_once)
         linked = _link(session, plan, table)
         if plan.releases.linked_rows is not None:
             _tell_link_count(session, plan, linked)
@@ -428,7 +428,7 @@ class _Requests:
         keys = keys_of(spec.keys, self._kept.table)
         # Before any message: a ledger that does not cover the request gives no answer.
         ledger = party.files.open_prediction(plan, model=model.run, keys=keys)
-        session.ready(frozen=False).count_rows(request.predicted_rows)
+        session.ready(releases_once=False).count_rows(request.predicted_rows)
         sum_to = session.sum_to(plan)
         sum_to.bind(request.to_message().digest(), request.active)
         place = LinkageInput(

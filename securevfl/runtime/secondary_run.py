@@ -47,13 +47,14 @@ def begin_secondary(
         device=device,
     )
     epoch = plan.facts.resume_epoch
-    own = 0 if plan.frozen else own_epoch(checkpoints.epochs(), plan.facts)
+    saves = plan.regime.saves_epochs
+    own = own_epoch(checkpoints.epochs(), plan.facts) if saves else 0
     if own:
         # With the encoder of its last epoch, however far the others have gone since.
         checkpoints.load(own, partial(secondary.resume, epoch))
     elif files.resume:
         checkpoints.forget_after(0)
-        if not plan.frozen:
+        if saves:
             secondary.validator.start_after(epoch)
     return secondary
 

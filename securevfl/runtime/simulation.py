@@ -15,10 +15,10 @@ from securevfl.config.federation import FederationConfig, link_spec
 from securevfl.config.rules import require_enough_records
 from securevfl.core import files
 from securevfl.core.conventions import stream
+from securevfl.core.devices import few_threads
 from securevfl.core.errors import ConfigError
 from securevfl.core.formatting import Summarised, curve_html, epsilon_in_words
 from securevfl.core.progress import Stage, Warned, event_fields
-from securevfl.core.threads import few_threads
 from securevfl.data.tables import PartyTable
 from securevfl.federation.base import Base, require_estimator
 from securevfl.federation.build import primary_data
@@ -27,15 +27,16 @@ from securevfl.federation.link_counts import book_link_counts, link_count, requi
 from securevfl.federation.rounds.in_process import SimulatedExchange
 from securevfl.federation.rounds.recording import Recorder, recording
 from securevfl.federation.rounds.secondary import EpochSaver, Secondary
-from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run, run_facts
+from securevfl.federation.run_facts import RunFacts, run_facts
+from securevfl.federation.run_plan import RunPlan, plan_run
 from securevfl.federation.session.peers import PeersHere
 from securevfl.federation.stage import SecondaryContext, run_stages, secondary_parts
-from securevfl.ledger.ledger import lines_of_run
+from securevfl.ledger.ledger_file import lines_of_run
 from securevfl.linkage.spec import LinkedSecondary
 from securevfl.linkage.stage.linkage_parts import protection_of
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
-from securevfl.models.layers import PositionsTaken
+from securevfl.models.fet.positions import PositionsTaken
 from securevfl.runtime import run_folder
 from securevfl.runtime.final_figures import measure_run
 from securevfl.runtime.predictions import Predictions

@@ -17,7 +17,7 @@ from securevfl.core.progress import Observer, Warned, unheard
 from securevfl.data.frames import as_pandas, library_of
 from securevfl.data.tables import PartyTable
 from securevfl.federation.saved_model import SavedModel
-from securevfl.federation.session.membership import absent_names, active_without, in_blocks
+from securevfl.federation.session.membership import absent_names, active_without
 from securevfl.runtime import new_rows, prediction_request, prediction_session, run_options
 from securevfl.runtime.coalitions import NEVER_FEWER, worth_without
 from securevfl.runtime.launching import predict_in_processes
@@ -131,7 +131,7 @@ class TrainedRun(SavedRun):
             absent
             and way != "alone"
             and self.config.model.party_dropout == 0
-            and not in_blocks(self.config)
+            and not self.config.in_blocks
         ):
             observe(Warned(text=NEVER_FEWER))
         if way == "alone" or way == "here":

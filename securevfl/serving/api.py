@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from securevfl.core.errors import BudgetExceededError, DataError, ProtocolError
-from securevfl.federation.run_plan import PredictionBudget
+from securevfl.federation.prediction_budget import PredictionBudget
 from securevfl.models.alone.choice import Used
 from securevfl.runtime.new_rows import NotFiniteError
 from securevfl.runtime.predictions import Predictions

@@ -40,8 +40,7 @@ class OpenedModel:
 
     def describe(self, *, max_rows: int) -> Served:
         """Return its description for the API."""
-        part = self.kept.primary
-        assert part is not None, "the primary serves"
+        part = self.kept.primary_part
         return Served(
             federation=self.kept.federation,
             run=self.kept.run,

@@ -1,11 +1,11 @@
 """Channels between parties: direct, or sealed end to end and relayed by the primary.
 
-Secondaries and helpers have no connection to one another. What they tell one another while linking
-would, in the primary's hands, undo the protection: it holds the linkage secret or the Paillier key.
-So it is sealed with AES-256-GCM under a key of the pair's own, from the signed session keys.
+Secondaries and helpers are not connected to one another. Their messages while linking hold the
+linkage secret or the Paillier key, which would undo the protection if the primary read them. So
+they are sealed with AES-256-GCM under a key of the pair, derived from the signed session keys.
 
-The primary talks to everybody, and relays sealed messages while it waits for its own. A caller
-talks to the primary directly and to other callers through it. Both have the same two verbs.
+The primary is connected to every caller, and relays sealed messages while it waits for its own. A
+caller sends to the primary directly and to other callers through it.
 """
 
 import struct
@@ -36,8 +36,6 @@ from securevfl.transport.message import (
 )
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport, Transport
 
-# Messages between two callers through the primary, which must not read them.
-
 _LABEL: Final = b"securevfl/linking/sealed/v1"
 _KEY_BYTES: Final = 32
 _MOST_BYTES: Final = 1 << 30
@@ -55,7 +53,7 @@ class SealedTo(DeclaredMessage):
     COVERS: ClassVar = {"no record": "rank", "masks": "sealed", "sizes and times": "lengths"}
 
     rank: int = wire(name="to")
-    """Whom it is for."""
+    """Rank of the receiver."""
 
     sealed: UInt8[np.ndarray, " _bytes"]
 
@@ -69,17 +67,17 @@ class SealedFrom(DeclaredMessage):
     COVERS: ClassVar = {"no record": "rank", "masks": "sealed", "sizes and times": "lengths"}
 
     rank: int = wire(name="from")
-    """Whose it is, as the primary says; the key proves it."""
+    """Rank of the sender, as the primary states it; the key proves it."""
 
     sealed: UInt8[np.ndarray, " _bytes"]
 
 
 class SealedChannel:
-    """One caller's end of the line to another one.
+    """One caller's end of the sealed channel to another caller.
 
     Args:
-        pair_key: What the two agreed on in this session; masks use it too, so keys of this line
-            are derived from it under a name of their own.
+        pair_key: Key that the two parties agreed on in this session. Masks use it too, so this
+            channel derives its keys from it with a separate label.
         session: The session's id.
         own_rank: This party's rank.
         peer: The other party's name.
@@ -101,10 +99,10 @@ class SealedChannel:
         )
 
     def seal(self, message: Message) -> Message:
-        """Return a message as the primary may relay it.
+        """Return the sealed message for the primary to relay.
 
         Reveals:
-            To the relaying primary: the message's size and whom it is for.
+            To the relaying primary: the message's size and receiver.
         """
         frame = encode(message).frame(
             session=self._session, sender_rank=self._own_rank, sequence=self._sent
@@ -115,11 +113,11 @@ class SealedChannel:
         return SealedTo(rank=self._peer_rank, sealed=letter).to_message()
 
     def open(self, message: Message) -> Message:
-        """Return the message in a sealed one.
+        """Return the message in a sealed message.
 
         Raises:
-            AuthenticationError: If it was changed, replayed, left out or put into another order.
-            ProtocolError: If it is not one message.
+            AuthenticationError: If it was changed, replayed, dropped or reordered.
+            ProtocolError: If it does not hold exactly one message.
         """
         sealed = message.tensor("sealed", dtype=np.uint8, shape=(None,))
         try:
@@ -143,7 +141,7 @@ class SealedChannel:
 
 
 def _direction_key(pair_key: bytes, session: bytes, sender: int, receiver: int) -> bytes:
-    # One key a direction: two parties' first messages would share a nonce otherwise.
+    # A separate key for each direction: otherwise two parties' first messages would share a nonce.
     info = _LABEL + session + struct.pack(">II", sender, receiver)
     return HKDFExpand(algorithm=SHA256(), length=_KEY_BYTES, info=info).derive(pair_key)
 
@@ -152,21 +150,19 @@ def _nonce(number: int) -> bytes:
     return struct.pack(">IQ", 0, number)
 
 
-# Where a party's linkage messages go out and come in, whoever they are for.
-
 Kinds = tuple[MessageKind, ...]
 
-# What one party may send before its turn; one message by itself may be larger. Exchanges that are
-# under way at a time have some 16 MiB an array.
+# Bytes that a party may send before its turn; a single message may be larger. Concurrent exchanges
+# have about 16 MiB per array.
 _MOST_HELD_BYTES: Final = 1 << 28
 
 
 @runtime_checkable
 class Channels(Protocol):
-    """One party's way to every other one."""
+    """One party's channels to all others."""
 
     def send(self, message: Message, *names: str) -> None:
-        """Send a message to one party or several.
+        """Send a message to one or several parties.
 
         Reveals:
             To these parties: the message; to a primary that relays it: its size.
@@ -174,18 +170,18 @@ class Channels(Protocol):
         ...
 
     def receive(self, name: str, *kinds: MessageKind) -> Message:
-        """Return the next message of a party, which must be of one of the kinds.
+        """Return a party's next message, which must be of one of the kinds.
 
         Raises:
-            ProtocolError: If it is of another one, or a party failed.
+            ProtocolError: If it is of another kind, or a party failed.
         """
         ...
 
     def check(self) -> None:
-        """Raise the federation's failure if there is one; for long computations between waits.
+        """Raise the federation's failure if there is one; for use in long computations.
 
         Raises:
-            ProtocolError: A party failed, was silent or lied.
+            ProtocolError: If a party failed, was silent or broke the protocol.
         """
         ...
 
@@ -194,22 +190,22 @@ M = TypeVar("M", bound=DeclaredMessage)
 
 
 def receive_from(lines: Channels, name: str, kind: type[M], **known: Any) -> M:
-    """Return the next message of a party, which must be of one type, checked.
+    """Return a party's next message, read as the given type and checked.
 
     Args:
         lines: This party's.
-        name: Whose message it is.
+        name: The sender.
         kind: Its type.
-        known: Lengths of axes, and what rules of its fields name.
+        known: Lengths of axes, and values that rules of its fields refer to.
 
     Raises:
-        ProtocolError: If it is another one, or malformed, or a party failed.
+        ProtocolError: If it is of another type or malformed, or a party failed.
     """
     return kind.from_message(lines.receive(name, kind.KIND), **known)
 
 
 class _ChannelsOverStar(ABC):
-    """Channels over the star, and what has come of one party while another's message was due."""
+    """Channels over the star; stores messages that arrive while another party's is due."""
 
     def __init__(self, transport: Transport, kinds: Kinds, *, deadline_s: float) -> None:
         self.check = transport.check
@@ -219,21 +215,21 @@ class _ChannelsOverStar(ABC):
         self._held: dict[str, int] = defaultdict(int)
 
     def receive(self, name: str, *kinds: MessageKind, begin: float | None = None) -> Message:
-        """Return a party's next message; the primary relays sealed ones meanwhile.
+        """Return a party's next message; the primary relays sealed messages meanwhile.
 
-        What others send meanwhile makes the wait no longer.
+        Messages of other parties do not extend the wait.
 
         Args:
-            name: The party, which is named if nothing comes in time.
-            kinds: What is due.
-            begin: Since when the wait counts, by ``time.monotonic``; None: from now on.
+            name: The party, which the error names after a timeout.
+            kinds: The expected kinds.
+            begin: Start of the wait by ``time.monotonic``; None: now.
 
         Raises:
-            ProtocolError: If another kind came, or a party failed.
+            ProtocolError: If another kind arrived, or a party failed.
             AuthenticationError: If a sealed message was tampered with.
 
         Reveals:
-            To callers: what was sealed for them. To a primary that relays it: sizes.
+            To callers: messages sealed for them. To a relaying primary: sizes.
         """
         begin = time.monotonic() if begin is None else begin
         while not self._waiting[name]:
@@ -246,14 +242,14 @@ class _ChannelsOverStar(ABC):
         return message
 
     def receive_any(self, *kinds: MessageKind) -> tuple[str, Message]:
-        """Return whichever party's message is there first, with that party's name.
+        """Return the first message of any party, with the party's name.
 
         Raises:
             ProtocolError: As :meth:`receive`.
             AuthenticationError: As :meth:`receive`.
 
         Reveals:
-            What :meth:`receive` reveals.
+            As :meth:`receive`.
         """
         begin = time.monotonic()
         while not any(self._waiting.values()):
@@ -263,7 +259,7 @@ class _ChannelsOverStar(ABC):
 
     @abstractmethod
     def _next(self, begin: float, *turn_of: str) -> tuple[str, Message] | None:
-        """Receive a message; return it with its sender, or None if it was passed on."""
+        """Receive a message; return it with its sender, or None if it was relayed."""
 
     def _take_in(self, begin: float, *turn_of: str) -> None:
         if (came := self._next(begin, *turn_of)) is not None:
@@ -280,12 +276,12 @@ class _ChannelsOverStar(ABC):
 
 
 class PrimaryChannels(_ChannelsOverStar):
-    """The primary's: direct lines to everybody, and the switchboard between callers.
+    """The primary's channels: direct ones to every caller; relays messages between callers.
 
     Args:
         transport: The star.
-        ranks: Name to rank of everybody.
-        kinds: What may come at all.
+        ranks: Rank of every party by name.
+        kinds: All kinds that may arrive.
         deadline_s: Seconds to wait for a message.
     """
 
@@ -306,7 +302,7 @@ class PrimaryChannels(_ChannelsOverStar):
         """Send a message to callers.
 
         Reveals:
-            To these callers: the message, as its kind says.
+            To these callers: the message, as its kind describes.
         """
         self._transport.broadcast(names, message)
 
@@ -334,16 +330,16 @@ class PrimaryChannels(_ChannelsOverStar):
 
 
 class CallerChannels(_ChannelsOverStar):
-    """A secondary's or a helper's: one connection, and a sealed line to each other caller.
+    """A secondary's or helper's channels: to the primary, and sealed ones to other callers.
 
     Args:
-        transport: Its connection.
-        ranks: Name to rank of everybody.
-        sealed: Its ends of the session's sealed lines, by name of the other caller. They number
-            what they carry, so a session has them once, however many stages it has.
-        kinds: What may come at all.
-        deadline_s: Seconds to wait for a message of the primary, or of anybody.
-        between_s: Seconds to wait for one of another caller, which is named then.
+        transport: This party's transport.
+        ranks: Rank of every party by name.
+        sealed: The session's sealed channels by name of the other caller. They count messages, so
+            all stages of a session share them.
+        kinds: All kinds that may arrive.
+        deadline_s: Seconds to wait for a message of the primary, or of any party.
+        between_s: Seconds to wait for a message of another caller.
     """
 
     def __init__(
@@ -364,10 +360,10 @@ class CallerChannels(_ChannelsOverStar):
         self._sealed = sealed
 
     def send(self, message: Message, *names: str) -> None:
-        """Send a message to the primary, or sealed to other callers.
+        """Send a message directly to the primary, or sealed to other callers.
 
         Reveals:
-            To these parties: the message, as its kind says; to a primary that relays it: its size.
+            To these parties: the message, as its kind describes; to a relaying primary: its size.
         """
         for name in names:
             direct = name == self._primary

@@ -1,11 +1,12 @@
-"""One authenticated connection: what waits to be sent, what has arrived, and the bytes between.
+"""One authenticated connection: queues of messages in both directions, and their bytes.
 
-Only the thread that owns all sockets calls :meth:`Connection.read` and :meth:`Connection.write`;
-OpenSSL allows one user of a connection at a time. Other threads touch the two queues alone.
+Only the thread that owns all sockets calls :meth:`Connection.read` and :meth:`Connection.write`:
+OpenSSL allows one user of a connection at a time. Other threads use the two queues only.
 
-What a party can make this one hold is bounded. Bytes that nobody has asked for yet stay in the
-socket once ``max_waiting_bytes`` wait, so that TCP holds the sender back; this end says so to the
-peer, which then does not take it for lost. A turn is bounded in frames and in calls of the system.
+The memory that a peer can make this party use is bounded. Once ``max_waiting_bytes`` of received
+messages wait, further bytes stay in the socket, so that TCP holds the sender back; this end reports
+that to the peer, which then does not take it for lost. A turn is bounded in frames and system
+calls.
 """
 
 import socket
@@ -18,35 +19,35 @@ from typing import Final
 from securevfl.core import checks
 from securevfl.core.errors import ProtocolError
 from securevfl.transport.framing import RECORD_BYTES, EncodedMessage, FrameReader
-from securevfl.transport.identity import broken_in_words
 from securevfl.transport.message import Message
+from securevfl.transport.tls import broken_in_words
 
-# One peer's turn, so that peers are served in turn: enough for a whole share of usual size. A call
-# hands out one TLS record of at most 16 KiB, so these are 4 MiB.
+# Bounds of one peer's turn: enough for a whole share of usual size. A call reads one TLS record of
+# at most 16 KiB, so these are 4 MiB.
 TURN_CALLS: Final = 256
 TURN_FRAMES: Final = 128
 _TURN_BYTES: Final = TURN_CALLS * RECORD_BYTES
 # Records that a message may come in: those of a large body, and two for each of its arrays.
 _SPARE_RECORDS: Final = 1 << 12
 _LEAST_RECORD_BYTES: Final = 1 << 10
-# Heartbeats that a peer may send beyond those that are due. A process that was stopped for long
-# finds all of them at once, so they are counted from the beginning.
+# Heartbeats that a peer may send beyond those due. A process that was stopped for long reads all of
+# them at once, so they are counted over the whole session.
 _SPARE_PINGS: Final = 200
 _PINGS_PER_HEARTBEAT: Final = 2
-# A heartbeat is sent four times within the silence that is tolerated: three may be late.
+# Four heartbeats are sent within the tolerated silence, so that three may be late.
 HEARTBEATS_PER_SILENCE: Final = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransportLimits:
-    """What a transport waits for and takes in, at most."""
+    """Timeouts and sizes of a transport."""
 
     silence_timeout_s: float = 10.0
-    """Seconds without any sign of life, after which a party counts as lost."""
+    """Seconds without a heartbeat or message after which a party counts as lost."""
 
     lowest_rate: float = 1000.0
-    """Bytes a second that a party must take of what waits to be sent to it, over
-    ``silence_timeout_s``; below it counts as lost. 0: any."""
+    """Smallest rate, in bytes a second over ``silence_timeout_s``, at which a party must read
+    waiting messages, or counts as lost; 0: any."""
 
     handshake_timeout_s: float = 10.0
     """Seconds for a caller to prove who it is."""
@@ -55,18 +56,19 @@ class TransportLimits:
     """Seconds to deliver the last messages when the federation ends or fails."""
 
     busy_timeout_s: float = 3600.0
-    """Seconds of a session for which a party may have no room for what is sent to it; what it takes
-    in at ``lowest_rate`` is given back. It also bounds this party's own waits while others wait."""
+    """Seconds of a session for which a party may have no room for messages, less the time for the
+    bytes that it reads at ``lowest_rate``. It also bounds this party's own waits while others
+    wait."""
 
     max_message_bytes: int = 1 << 30
     """Largest body of one message; memory is set aside for it."""
 
     max_waiting_bytes: int = 1 << 26
-    """Bytes of one party that may wait to be read, or to be passed on; at this bound its socket is
-    left alone. A single message may be larger."""
+    """Most bytes of one party's messages that wait to be received or relayed; at this bound its
+    socket is not read. A single message may be larger."""
 
     max_waiting_messages: int = 4096
-    """Messages of one party that may wait to be read; more end the federation."""
+    """Most messages of one party that wait to be received; more end the federation."""
 
     def __post_init__(self) -> None:
         checks.positive(
@@ -86,21 +88,21 @@ class TransportLimits:
 
 @dataclass(slots=True, eq=False)
 class Outgoing:
-    """A message in a queue."""
+    """A message in the queue of outgoing messages."""
 
     encoded: EncodedMessage
     held_for: "Connection | None" = None
-    """The connection that it came by, if it is passed on: it counts among the bytes that wait there
-    until it is sent."""
+    """The connection that a relayed message came from, among whose waiting bytes it counts until it
+    is sent."""
     held_bytes: int = 0
-    """How many bytes these are."""
+    """Number of bytes that a relayed message holds at ``held_for``; 0 for others."""
     sent: bool = field(default=False, init=False)
-    """True if TLS has taken the message's last byte."""
+    """True once TLS has accepted the message's last byte."""
 
 
 @dataclass(kw_only=True, eq=False)
 class Connection:
-    """The connection to one party, after its identity has been proved."""
+    """The connection to one party whose identity is proved."""
 
     peer: str
     socket: ssl.SSLSocket
@@ -121,17 +123,18 @@ class Connection:
         self._counted = self._began
         self._counted_bytes = 0
         self.blocked = False
-        """Whether the last write stopped because the network takes no more."""
+        """Whether the last write stopped because the network accepts no more."""
         self.unread = False
-        """Whether the last read stopped because its turn was over."""
+        """Whether the last read stopped at the end of its turn, with bytes left."""
         self.full = False
-        """Whether the socket is left alone until its own thread has taken in what waits."""
+        """Whether the socket is not read until this party has received waiting messages."""
         self.peer_full = False
-        """Whether the party says that it leaves the socket alone."""
+        """Whether the peer has reported that it does not read for now."""
         self.waited_s = 0.0
-        """The transport's seconds of waiting by when a message last went to it, or came of it."""
+        """The transport's total seconds of waiting when a message was last sent to or received from
+        it."""
         self.peer_left = False
-        """Whether the party has said that it is done, or was sent away."""
+        """Whether the peer is done or was dismissed."""
         self.ended = False
         """Whether nothing more can arrive."""
         self.end_reason = "its connection closed: the process ended or the network broke"
@@ -139,8 +142,8 @@ class Connection:
         self._sequence = 0
         self._records = 0
         self._pings = 0
-        # Each of these is counted by one thread alone: what was kept and passed on by the one that
-        # owns the sockets, what was taken by the party's own.
+        # Each counter has one writing thread: the socket thread counts kept and passed bytes, the
+        # party's own thread taken ones.
         self._kept_bytes = self._taken_bytes = self._passed_bytes = 0
         self._current: Outgoing | None = None
         self._buffers: deque[memoryview] = deque()
@@ -151,9 +154,9 @@ class Connection:
         return self._current is not None or bool(self.outgoing)
 
     def rate(self, now: float, *, over_s: float) -> float | None:
-        """Return the bytes a second that went out since bytes began to wait, once in ``over_s``.
+        """Return the bytes a second sent since bytes began to wait, once every ``over_s``.
 
-        None: nothing waits, or it is not time yet.
+        None if nothing waits, or the interval is not over.
         """
         if not self.has_output:
             self._waiting_since = None
@@ -167,11 +170,11 @@ class Connection:
         return taken / seconds
 
     def excuse(self, now: float) -> None:
-        """Count from now on what is not to be expected of the party meanwhile.
+        """Restart timeouts that a busy party may exceed.
 
-        It is not listened to while too much of it waits, and may say the same of this party. Its
-        time without room is counted over all of the session: room for a moment gives back no more
-        than what it then takes in.
+        The party is not read while too many of its messages wait, and may report the same of this
+        party. Its time without room is added up over the session, less the time for the bytes that
+        it reads.
         """
         if self.full:
             self.last_heard = now
@@ -185,36 +188,36 @@ class Connection:
             self.last_progress, self._waiting_since = now, None
 
     def forgive(self, now: float) -> None:
-        """Count from now on: it was this process that stood still."""
+        """Restart all timeouts, since this process itself was stopped."""
         self.last_heard = self.last_progress = self._counted = now
         self._waiting_since = None
 
     def drop_unsent(self) -> None:
-        """Forget the messages that have not begun to be sent; one that has is finished."""
+        """Drop messages whose sending has not begun; one that has begun is finished."""
         self.outgoing.clear()
 
     def widen(self, limits: TransportLimits) -> None:
-        """Take in larger messages, and more of them, from now on."""
+        """Accept larger and more messages from now on."""
         self.reader.max_body_bytes = limits.max_message_bytes
         self.limits = limits
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes of messages that wait to be taken, or to be passed on."""
+        """Bytes of messages that wait to be received or relayed."""
         return self._kept_bytes - self._taken_bytes - self._passed_bytes
 
     @property
     def has_room(self) -> bool:
-        """Whether the peer's next bytes may be read: a single message always may."""
+        """Whether the peer's next bytes may be read; always if no message waits."""
         waiting = self.waiting_bytes
         bound = self.limits.max_waiting_bytes
         return waiting == 0 or (waiting < bound and waiting + self.reader.announced_bytes <= bound)
 
     def keep(self, message: Message) -> None:
-        """Put a received message where the party's own thread finds it.
+        """Queue a received message for the party's own thread.
 
         Raises:
-            ProtocolError: If too many wait already.
+            ProtocolError: If too many messages wait already.
         """
         if len(self.incoming) >= self.limits.max_waiting_messages:
             raise ProtocolError(
@@ -225,29 +228,30 @@ class Connection:
         self.incoming.append(message)
 
     def take(self) -> Message:
-        """Return the message that has waited longest; for the party's own thread."""
+        """Return the message that has waited longest; called by the party's own thread."""
         message = self.incoming.popleft()
         self._taken_bytes += message.held_bytes
         return message
 
     def pass_on(self, message: Message, encoded: EncodedMessage) -> Outgoing:
-        """Return what of a message that was taken goes to another peer.
+        """Return a received message for another peer's queue.
 
-        Until it is sent it counts among the bytes that wait here, so that who sends to a party
-        that takes nothing in is held back itself.
+        Until it is sent it counts as waiting here, so that the sender is held back if the receiver
+        does not read.
         """
         self._taken_bytes -= message.held_bytes
         return Outgoing(encoded, held_for=self, held_bytes=message.held_bytes)
 
     def heard_ping(self, now: float, *, full: bool) -> None:
-        """Take note of a sign of life.
+        """Record a heartbeat.
 
         Raises:
-            ProtocolError: If they come far more often than they are due.
+            ProtocolError: If heartbeats arrive far more often than they are due.
         """
         self._pings += 1
         heartbeats = (now - self._began) * HEARTBEATS_PER_SILENCE / self.limits.silence_timeout_s
-        # One more for every frame that it was sent: it may be full and have room again after each.
+        # One more for every frame sent to the peer, which may report being full and having room
+        # again after each.
         due = _PINGS_PER_HEARTBEAT * (heartbeats + self._sequence)
         if self._pings > _SPARE_PINGS + due:
             raise ProtocolError(
@@ -257,13 +261,13 @@ class Connection:
         self.peer_full = full
 
     def read(self, now: float) -> list[Message]:
-        """Take in what has arrived, for one turn.
+        """Read messages that have arrived, for one turn.
 
-        Sets :attr:`ended` when the connection closed or broke; what came before that counts.
-        Sets :attr:`full` when too much waits.
+        Sets :attr:`ended` when the connection is closed or broken; earlier messages count. Sets
+        :attr:`full` when too many bytes wait.
 
         Raises:
-            ProtocolError: If it is not what may come next.
+            ProtocolError: If the bytes are no valid next frame.
         """
         messages: list[Message] = []
         taken = calls = held = 0
@@ -291,7 +295,7 @@ class Connection:
         return messages
 
     def _receive(self) -> int:
-        """Return how many bytes came: 0 if there are none now, or never will be."""
+        """Return the number of received bytes: 0 if there are none, or the connection has ended."""
         try:
             count = self.socket.recv_into(self.reader.target())
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -309,7 +313,7 @@ class Connection:
         return count
 
     def write(self, now: float) -> bool:
-        """Send what waits, as far as the network takes it; return whether a message went out.
+        """Send queued bytes while the network accepts them; return whether a message is sent.
 
         Raises:
             OSError: If the connection broke.
@@ -318,8 +322,8 @@ class Connection:
         written = 0
         self.blocked = False
         while written < _TURN_BYTES and self._next_buffer():
-            # TLS says nothing of what it has sent before the whole of what it was given is: over a
-            # slow line a large array would look like a party that takes nothing in.
+            # TLS reports progress only when a whole buffer is sent: over a slow line a large array
+            # would look like a party that does not read.
             try:
                 count = self.socket.send(self._buffers[0][:RECORD_BYTES])
             except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -344,11 +348,11 @@ class Connection:
         return finished
 
     def half_close(self) -> None:
-        """Say that nothing more will be sent, so that the peer reads everything before."""
+        """Shut down sending, so that the peer reads everything sent before."""
         try:
             self.socket.shutdown(socket.SHUT_WR)
         except OSError:
-            self.ended = True  # the other end is gone, which is what was wanted
+            self.ended = True  # the other end has closed, which was the aim
 
     def _next_buffer(self) -> bool:
         if self._buffers:

@@ -8,8 +8,8 @@ Layout, all integers little-endian::
             lengths 8 each; then JSON text of the figures to the end
     body    the arrays one after the other, each starting at a multiple of 16
 
-A header is checked before its head is read, and a head before memory is set aside for its body.
-The reader does no input or output itself: it says where the next bytes go, and takes small frames
+A header is checked before its head is read, and a head before memory is allocated for its body. The
+reader does no input or output: it provides the buffer for the next bytes, and takes small frames
 out of one buffer.
 """
 
@@ -39,22 +39,22 @@ _ALIGNMENT: Final = 16
 _MAX_HEAD_BYTES: Final = 1 << 18
 _MAX_ARRAYS: Final = 1024
 _MAX_DIMENSIONS: Final = 8
-# TLS hands out a record of at most so many bytes at a time.
+# Most bytes of one TLS record.
 RECORD_BYTES: Final = 1 << 14
-# What Python makes of a message: of itself, and of a byte of its head (an empty list is two bytes
-# and a comma, and takes 64; a named array without elements is five bytes, and takes 400).
+# Python's memory for a message, and for a byte of its head (an empty list has two bytes and a
+# comma, and takes 64; a named array without elements has five bytes, and takes 400).
 _OBJECT_BYTES: Final = 1 << 10
 _BYTES_PER_HEAD_BYTE: Final = 64
-# Numbers, texts, and lists of them: what is deeper would overflow the stack of whoever prints it.
+# Numbers, texts, and lists of them: deeper nesting could overflow the stack when printed.
 _MAX_FIGURE_DEPTH: Final = 8
-# Below this, one buffer is cheaper than several writes, and sending need not wait.
+# Below this size, one buffer is cheaper than several writes, and sending need not wait.
 SMALL_BODY_BYTES: Final = 1 << 16
 _CODES: Final = {dtype: code for code, dtype in enumerate(DTYPES)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EncodedMessage:
-    """A message ready to be sent to any number of parties; the header is made for each."""
+    """A message ready to be sent to any number of parties, except for the header."""
 
     kind: MessageKind
     round_number: int
@@ -87,11 +87,11 @@ class EncodedMessage:
 
 
 def encode(message: Message) -> EncodedMessage:
-    """Turn a message into bytes; large arrays are referred to, small ones copied.
+    """Encode a message as bytes; large arrays are referenced, small ones copied.
 
     Raises:
-        ProtocolError: If an array's type may not travel, there are too many, or the figures are
-            too large.
+        ProtocolError: If an array's type may not be sent, there are too many arrays, or the figures
+            are too large.
     """
     if len(message.tensors) > _MAX_ARRAYS:
         raise ProtocolError(
@@ -145,16 +145,17 @@ class _Slot(NamedTuple):
 
 
 class FrameReader:
-    """Turn the bytes of one connection into messages, refusing what was not agreed on.
+    """Decodes the bytes of one connection into messages, and refuses invalid frames.
 
     Args:
-        peer: The party at the other end, for messages.
+        peer: The party at the other end, for errors.
         sender_rank: The rank that every frame must carry.
-        session: The session id that every frame must carry; None to learn it from the first
-            frame, which must then be SESSION.
-        max_body_bytes: The largest body for which memory is set aside.
+        session: The session id that every frame must carry; None reads it from the first frame,
+            which must be SESSION.
+        max_body_bytes: Most bytes of a body.
 
-    Ask :meth:`message` until it returns None; then put received bytes into :meth:`target`.
+    Call :meth:`message` until it returns None; then write received bytes to :meth:`target` and call
+    :meth:`advance`.
     """
 
     def __init__(
@@ -176,20 +177,20 @@ class FrameReader:
 
     @property
     def announced_bytes(self) -> int:
-        """Size of the body that the frame under way announces; 0 between two frames."""
+        """Announced size of the current frame's body; 0 between two frames."""
         return 0 if self._header is None else self._header.body_bytes
 
     @property
     def staged_bytes(self) -> int:
-        """Bytes that have come and were not looked at yet."""
+        """Received bytes that are not decoded yet."""
         return len(self._staged)
 
     def target(self) -> memoryview:
-        """Return where the next received bytes go; never empty."""
+        """Return the buffer for the next received bytes; never empty."""
         return self._rest if self._fills_directly else self._buffer
 
     def advance(self, count: int) -> None:
-        """Take note of ``count`` bytes written to :meth:`target`."""
+        """Record that ``count`` bytes were written to :meth:`target`."""
         if self._fills_directly:
             self._rest = self._rest[count:]
         else:
@@ -200,10 +201,10 @@ class FrameReader:
         return len(self._rest) >= len(self._buffer)
 
     def message(self) -> Message | None:
-        """Return the next message of what has come; None if more bytes are needed.
+        """Return the next received message; None if more bytes are needed.
 
         Raises:
-            ProtocolError: For anything but the next frame of this session from this party.
+            ProtocolError: If the bytes are not the next frame of this session from this party.
         """
         while True:
             count = min(len(self._staged), len(self._rest))
@@ -216,7 +217,7 @@ class FrameReader:
                 self._expect(memoryview(bytearray(self._header.head_bytes)))
             elif self._slots is None:
                 self._slots = self._check_head(self._header, bytes(self._whole))
-                # Untouched memory costs nothing until bytes arrive for it.
+                # Untouched memory costs nothing until bytes are written to it.
                 self._body = np.empty(self._header.body_bytes, dtype=np.uint8)
                 self._expect(self._body.data)
             else:
@@ -248,7 +249,7 @@ class FrameReader:
         except ValueError:
             self._refuse(f"sent a message of unknown kind {code}")
         if self.session is None:
-            # Who is turned away is told why, and of no session.
+            # A party that is turned away gets the reason, without a session.
             if kind not in (StarKind.SESSION, StarKind.ABORT):
                 self._refuse(f"began with {kind.name} where SESSION was due")
             self.session = session

@@ -1,11 +1,9 @@
-"""Who is at the other end of a line: identities, their fingerprints, and TLS that requires them."""
+"""Parties' long-term identities: Ed25519 keys, self-signed certificates, and their exchange."""
 
 import base64
 import datetime
 import ipaddress
 import os
-import ssl
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,26 +19,28 @@ from securevfl.core import checks
 from securevfl.core.errors import AuthenticationError, ConfigError
 from securevfl.core.files import write_bytes
 
-# A party's long-term identity: an Ed25519 key and the certificate that it signs for itself.
-
 KEY_FILE: Final = "identity.key"
 CERTIFICATE_FILE: Final = "identity.pem"
 TRUST_FOLDER: Final = "trust"
 
+# A run on one machine creates identities and throws them away.
+SHORT_LIVED_DAYS: Final = 2.0
+DEFAULT_VALID_DAYS: Final = 365.0
+
 _PREFIX: Final = "ed25519:"
-# The same key also signs TLS handshakes; the tag keeps the two kinds of message apart.
+# The same key also signs TLS handshakes; the tag separates the two kinds of messages.
 _SIGNATURE_TAG: Final = b"securevfl signature v1\x00"
-# A certificate is valid from a little before its making, for parties whose clocks run late.
+# A certificate is valid from an hour before its creation, for parties whose clocks are slow.
 _CLOCK_SKEW: Final = datetime.timedelta(hours=1)
-# How long before its end a certificate is warned of.
+# Time before a certificate's end when warnings begin.
 _SOON: Final = datetime.timedelta(days=30)
-# Anybody but the owner, as the mode bits of a file say it.
+# Mode bits of a file for all but its owner.
 _OTHERS: Final = 0o077
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Identity:
-    """One party's key, its certificate and the certificates that it trusts."""
+    """A party's private key, its certificate, and the certificates that it trusts."""
 
     name: str
     """The party, as the federation file calls it."""
@@ -55,13 +55,13 @@ class Identity:
 
     @classmethod
     def create(cls, name: str, *, valid_days: float, hosts: Sequence[str] = ()) -> "Identity":
-        """Make a new key and its certificate.
+        """Create a new key and its certificate.
 
         Args:
             name: The party.
-            valid_days: How long the certificate holds from now, in days, > 0.
-            hosts: Host names and addresses to write into the certificate; what counts is the
-                key, so a secondary, which only dials out, needs none.
+            valid_days: Validity of the certificate from now on, in days, > 0.
+            hosts: Host names and addresses for the certificate. Only the key is checked, so a
+                secondary, which only dials out, needs none.
         """
         checks.positive(valid_days=valid_days)
         key = Ed25519PrivateKey.generate()
@@ -90,11 +90,11 @@ class Identity:
 
     @classmethod
     def load(cls, folder: Path, name: str) -> "Identity":
-        """Read a party's identity from its own folder, or from one file of :meth:`bundle`.
+        """Read a party's identity from its folder, or from a file of :meth:`bundle`.
 
         Raises:
-            ConfigError: If a file is missing or unreadable, belongs to another party, or the
-                private key can be read by others.
+            ConfigError: If a file is missing, unreadable or another party's, or other users may
+                read the private key.
         """
         if folder.exists() and not folder.is_dir():
             return cls._unbundle(folder, name)
@@ -113,11 +113,11 @@ class Identity:
 
     @property
     def public_text(self) -> str:
-        """What the federation file pins: ``ed25519:`` and the public key in base64."""
+        """The text that the federation file pins: ``ed25519:`` and the public key in base64."""
         return public_text(self.certificate)
 
     def trusting(self, certificates: Mapping[str, x509.Certificate]) -> "Identity":
-        """Return this identity with ``certificates`` as all that it trusts."""
+        """Return this identity with ``certificates`` as the trusted ones."""
         return replace(self, trusted=dict(certificates))
 
     def save(self, folder: Path) -> None:
@@ -136,13 +136,13 @@ class Identity:
             write_bytes(path, certificate_pem(certificate), for_others=True)
 
     def bundle(self) -> bytes:
-        """Return all of it as one PEM text: the key, then this certificate and the trusted ones."""
+        """Return the identity as one PEM text: the key, its certificate and the trusted ones."""
         others = [theirs for name, theirs in self.trusted.items() if name != self.name]
         return self.key_pem() + b"".join(map(certificate_pem, [self.certificate, *others]))
 
     @classmethod
     def _unbundle(cls, path: Path, name: str) -> "Identity":
-        text = _read_private(path)  # once: an inherited descriptor may be read no second time
+        text = _read_private(path)  # once: an inherited descriptor cannot be read twice
         key = _parse_key(text, path)
         try:
             certificates = x509.load_pem_x509_certificates(text)
@@ -171,7 +171,7 @@ class Identity:
 
 
 def public_text(certificate: x509.Certificate) -> str:
-    """Return the public key of a certificate as the federation file writes it.
+    """Return the public key of a certificate as the federation file pins it.
 
     Raises:
         AuthenticationError: If the certificate holds another kind of key.
@@ -183,10 +183,10 @@ def public_text(certificate: x509.Certificate) -> str:
 
 
 def verify(identity: str, signature: bytes, message: bytes) -> None:
-    """Check that the party pinned as ``identity`` signed ``message``; see :meth:`Identity.sign`.
+    """Check that the party pinned as ``identity`` signed ``message`` by :meth:`Identity.sign`.
 
     Raises:
-        AuthenticationError: If it did not.
+        AuthenticationError: If the signature is not valid.
         ConfigError: If ``identity`` is not the text of an Ed25519 public key.
     """
     key = Ed25519PublicKey.from_public_bytes(parse_public_text(identity))
@@ -216,7 +216,7 @@ def parse_public_text(identity: str) -> bytes:
 
 
 def certificate_pem(certificate: x509.Certificate) -> bytes:
-    """Return a certificate as the text that organisations send one another."""
+    """Return a certificate as PEM text, for sending to other organisations."""
     return certificate.public_bytes(serialization.Encoding.PEM)
 
 
@@ -241,9 +241,52 @@ def read_certificate(path: Path, *, name: str | None = None) -> x509.Certificate
 
 
 def common_name(certificate: x509.Certificate) -> str:
-    """Return the party that a certificate names."""
+    """Return the name of the party in a certificate."""
     names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     return str(names[0].value) if names else ""
+
+
+def check_validity(
+    name: str, certificate: x509.Certificate, *, now: datetime.datetime | None = None
+) -> None:
+    """Check that a certificate is valid now.
+
+    Raises:
+        ConfigError: Naming the party, the limit of validity and possible causes.
+    """
+    now = now or datetime.datetime.now(datetime.UTC)
+    first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if now > last:
+        raise ConfigError(
+            f"{name}: its certificate expired at {last:%Y-%m-%d %H:%M} UTC, and this machine's "
+            f"clock says {now:%Y-%m-%d %H:%M} UTC; make a new one with securevfl identity create, "
+            f"or set the clock"
+        )
+    if now < first:
+        raise ConfigError(
+            f"{name}: its certificate is valid from {first:%Y-%m-%d %H:%M} UTC, and this "
+            f"machine's clock says {now:%Y-%m-%d %H:%M} UTC; set the clock"
+        )
+
+
+def expiring(
+    identity: Identity, peers: Iterable[str], *, now: datetime.datetime | None = None
+) -> list[str]:
+    """Return a warning for each certificate, this party's and peers', that expires soon."""
+    now = now or datetime.datetime.now(datetime.UTC)
+    held = {identity.name: identity.certificate}
+    held |= {name: identity.trusted[name] for name in peers if name in identity.trusted}
+    return [
+        f"{name}: its certificate expires at {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC; "
+        f"securevfl identity provision --renew makes a new one there"
+        for name, certificate in held.items()
+        if _days(certificate) > SHORT_LIVED_DAYS and certificate.not_valid_after_utc - now < _SOON
+    ]
+
+
+def _days(certificate: x509.Certificate) -> float:
+    lasts = certificate.not_valid_after_utc - certificate.not_valid_before_utc - _CLOCK_SKEW
+    return lasts / datetime.timedelta(days=1)
 
 
 def _host_name(host: str) -> x509.GeneralName:
@@ -258,7 +301,7 @@ def _text_of(key: Ed25519PublicKey) -> str:
 
 
 def _read_private(path: Path) -> bytes:
-    """Read a file that its owner alone may read."""
+    """Read a private file; refuse it if other users may read it."""
     try:
         exposed = os.name == "posix" and path.stat().st_mode & _OTHERS
         content = path.read_bytes()
@@ -281,13 +324,6 @@ def _parse_key(text: bytes, path: Path) -> Ed25519PrivateKey:
     return key
 
 
-# Making and exchanging identities: all parties at once, or one organisation at a time.
-
-# A run on one machine makes its own identities and throws them away.
-SHORT_LIVED_DAYS: Final = 2.0
-DEFAULT_VALID_DAYS: Final = 365.0
-
-
 def provision(
     names: Sequence[str],
     out: Path,
@@ -295,15 +331,15 @@ def provision(
     valid_days: float = DEFAULT_VALID_DAYS,
     hosts: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, str]:
-    """Make every party's identity at one place: for one machine, or for a trusted coordinator.
+    """Create all parties' identities at one place: for one machine, or by a trusted coordinator.
 
-    Writes ``out/NAME/identity.key``, ``identity.pem`` and ``trust/*.pem`` (everybody's
-    certificates) for each name. Whoever runs this sees all private keys; organisations that do
-    not trust one another each run :func:`provision_one` and swap certificates.
+    Writes ``out/NAME/identity.key``, ``identity.pem`` and ``trust/*.pem`` (all parties'
+    certificates) for each name. The caller sees all private keys; organisations that do not trust
+    one another each run :func:`provision_one` and exchange certificates.
 
     Args:
         names: All parties.
-        out: Folder that gets one folder a party.
+        out: Folder for a folder of each party.
         valid_days: Days until the certificates expire.
         hosts: Host names and addresses by party, for the primary's certificate.
 
@@ -324,7 +360,7 @@ def provision(
 
 
 def fleeting(names: Sequence[str]) -> dict[str, Identity]:
-    """Make identities that trust one another and are never written down, for one run here."""
+    """Create identities in memory that trust one another, for one run on this machine."""
     made = {name: Identity.create(name, valid_days=SHORT_LIVED_DAYS) for name in names}
     certificates = {name: identity.certificate for name, identity in made.items()}
     return {name: identity.trusting(certificates) for name, identity in made.items()}
@@ -333,7 +369,7 @@ def fleeting(names: Sequence[str]) -> dict[str, Identity]:
 def own_identity(
     name: str, folder: Path, *, valid_days: float, hosts: Sequence[str] = ()
 ) -> Identity:
-    """Make one organisation's identity in ``folder``; the private key never leaves it.
+    """Create one organisation's identity in ``folder``, which the private key never leaves.
 
     Raises:
         ConfigError: If a key exists already.
@@ -350,7 +386,7 @@ def provision_one(
     valid_days: float = DEFAULT_VALID_DAYS,
     hosts: Sequence[str] = (),
 ) -> str:
-    """Make one organisation's identity in ``out/NAME``; the private key never leaves it.
+    """Create one organisation's identity in ``out/NAME``, which the private key never leaves.
 
     The organisation sends ``identity.pem`` to the others and gives theirs to :func:`trust`.
 
@@ -361,20 +397,20 @@ def provision_one(
 
 
 def trust(folder: Path, name: str, certificate_file: Path, *, replace: bool = False) -> str:
-    """Add the certificate that the organisation ``name`` sent to a party's own folder.
+    """Add the certificate that the organisation ``name`` has sent to a party's folder.
 
     Args:
         folder: The party's own.
-        name: Who sent it.
-        certificate_file: What was sent.
-        replace: Whether it takes the place of another one.
+        name: The organisation.
+        certificate_file: The file that it sent.
+        replace: Whether to replace another certificate of that name.
 
     Returns:
-        The public text of that certificate, to be compared with the federation file's and, by
-        another channel, with what the organisation itself reads out.
+        The certificate's public text, to be compared with the federation file and, by another
+        channel, with the organisation's own.
 
     Raises:
-        ConfigError: If the file is not that party's certificate, or another one is trusted.
+        ConfigError: If the file is not that organisation's certificate, or another one is trusted.
     """
     checks.file_name(name=name)  # it becomes one
     if not (folder / CERTIFICATE_FILE).exists():
@@ -389,194 +425,3 @@ def trust(folder: Path, name: str, certificate_file: Path, *, replace: bool = Fa
         )
     write_bytes(target, certificate_pem(certificate), for_others=True)
     return public_text(certificate)
-
-
-# Mutually authenticated TLS 1.3 with pinned keys instead of a certificate authority.
-
-
-_ALTERED: Final = "bytes were altered on the way"
-_NO_TLS: Final = "the other end does not speak TLS"
-# What OpenSSL says of a broken handshake or connection, in our words: the first that fits.
-_IN_WORDS: Final = (
-    ("CERTIFICATE_EXPIRED", "the certificate has expired"),
-    ("UNKNOWN_CA", "the certificate is not one that the other end trusts"),
-    ("BAD_CERTIFICATE", "the certificate is not acceptable"),
-    ("CERTIFICATE_UNKNOWN", "the certificate is not acceptable"),
-    ("CERTIFICATE_REQUIRED", "no certificate was shown"),
-    ("PEER_DID_NOT_RETURN_A_CERTIFICATE", "no certificate was shown"),
-    ("PROTOCOL_VERSION", "TLS 1.3 is required"),
-    ("UNSUPPORTED_PROTOCOL", "TLS 1.3 is required"),
-    ("HTTP_REQUEST", _NO_TLS),
-    ("WRONG_VERSION_NUMBER", _NO_TLS),
-    ("EOF", "the other end hung up"),
-    ("ZERORETURN", "the other end hung up"),
-    ("BAD_RECORD_MAC", _ALTERED),
-    ("DECRYPTION_FAILED", _ALTERED),
-)
-_REFUSED: Final = (
-    "CERTIFICATE_EXPIRED",
-    "UNKNOWN_CA",
-    "BAD_CERTIFICATE",
-    "CERTIFICATE_UNKNOWN",
-    "CERTIFICATE_REQUIRED",
-)
-# X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED of OpenSSL's x509_vfy.h.
-_NOT_YET_VALID: Final = 9
-_HAS_EXPIRED: Final = 10
-
-
-def check_pins(identity: Identity, pinned: Mapping[str, str], peers: Iterable[str]) -> None:
-    """Check, before anything is sent, that every certificate at hand is the pinned one.
-
-    Args:
-        identity: This party's own.
-        pinned: Public text by party name, from the federation file.
-        peers: The parties that this one talks to.
-
-    Raises:
-        ConfigError: If a pin or certificate is missing, has expired or is not valid yet.
-        AuthenticationError: If a certificate is not the pinned one.
-    """
-    own = pinned.get(identity.name)
-    if own is not None and own != identity.public_text:
-        raise AuthenticationError(
-            f"{identity.name}: its own identity is {identity.public_text}, but the federation "
-            f"file pins {own}; one of the two is out of date"
-        )
-    check_validity(identity.name, identity.certificate)
-    for name in peers:
-        if name not in pinned:
-            raise ConfigError(
-                f"{name}: the federation file pins no identity for this party; "
-                f'add identity = "ed25519:..." from securevfl identity create'
-            )
-        certificate = identity.trusted.get(name)
-        if certificate is None:
-            raise ConfigError(
-                f"{name}: {identity.name} has no certificate of this party; put its identity.pem "
-                f"into the trust folder as {name}.pem"
-            )
-        key_text = public_text(certificate)
-        if key_text != pinned[name]:
-            raise AuthenticationError(
-                f"{name}: its certificate in {identity.name}'s trust folder holds {key_text}, but "
-                f"the federation file pins {pinned[name]}"
-            )
-        check_validity(name, certificate)
-
-
-def check_validity(
-    name: str, certificate: x509.Certificate, *, now: datetime.datetime | None = None
-) -> None:
-    """Check that a certificate holds now.
-
-    Raises:
-        ConfigError: Naming the party, the limit and what may be wrong.
-    """
-    now = now or datetime.datetime.now(datetime.UTC)
-    first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-    if now > last:
-        raise ConfigError(
-            f"{name}: its certificate expired at {last:%Y-%m-%d %H:%M} UTC, and this machine's "
-            f"clock says {now:%Y-%m-%d %H:%M} UTC; make a new one with securevfl identity create, "
-            f"or set the clock"
-        )
-    if now < first:
-        raise ConfigError(
-            f"{name}: its certificate is valid from {first:%Y-%m-%d %H:%M} UTC, and this "
-            f"machine's clock says {now:%Y-%m-%d %H:%M} UTC; set the clock"
-        )
-
-
-def expiring(
-    identity: Identity, peers: Iterable[str], *, now: datetime.datetime | None = None
-) -> list[str]:
-    """Return a warning for each certificate, of this party and of peers, that expires soon."""
-    now = now or datetime.datetime.now(datetime.UTC)
-    held = {identity.name: identity.certificate}
-    held |= {name: identity.trusted[name] for name in peers if name in identity.trusted}
-    return [
-        f"{name}: its certificate expires at {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC; "
-        f"securevfl identity provision --renew makes a new one there"
-        for name, certificate in held.items()
-        if _days(certificate) > SHORT_LIVED_DAYS and certificate.not_valid_after_utc - now < _SOON
-    ]
-
-
-def _days(certificate: x509.Certificate) -> float:
-    lasts = certificate.not_valid_after_utc - certificate.not_valid_before_utc - _CLOCK_SKEW
-    return lasts / datetime.timedelta(days=1)
-
-
-def tls_context(identity: Identity, peers: Iterable[str], *, server: bool) -> ssl.SSLContext:
-    """Return a TLS 1.3 context that shows ``identity`` and trusts the ``peers`` alone."""
-    protocol = ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT
-    context = ssl.SSLContext(protocol)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.check_hostname = False  # the key is pinned, which says more than a host name
-    context.verify_mode = ssl.CERT_REQUIRED
-    # The trusted certificates sign nothing: each is an end in itself.
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    trusted = b"".join(certificate_pem(identity.trusted[name]) for name in peers)
-    context.load_verify_locations(cadata=trusted.decode())
-    if server:
-        context.num_tickets = 0  # every connection proves its key anew
-    _show_identity(context, identity)
-    return context
-
-
-def peer_public_text(connection: ssl.SSLSocket) -> str:
-    """Return the public key that the other end has proved to hold."""
-    raw = connection.getpeercert(binary_form=True)
-    if raw is None:
-        raise AuthenticationError("the other end showed no certificate")
-    return public_text(x509.load_der_x509_certificate(raw))
-
-
-def in_plain_words(error: OSError) -> str:
-    """Say why a handshake or a connection failed, without what OpenSSL says of itself."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        reasons = {_NOT_YET_VALID: " (not valid yet)", _HAS_EXPIRED: " (expired)"}
-        return f"its certificate is not trusted{reasons.get(error.verify_code, '')}"
-    if isinstance(error, ssl.SSLError):
-        reason = (getattr(error, "reason", None) or f"{type(error).__name__} {error}").upper()
-        for word, text in _IN_WORDS:
-            if word in reason:
-                return text
-        return "what came is not what TLS allows"
-    if isinstance(error, ConnectionResetError | BrokenPipeError | ConnectionAbortedError):
-        return "the other end cut the connection"
-    return error.strerror or type(error).__name__
-
-
-def broken_in_words(error: OSError) -> str:
-    """Say why a connection broke whose two ends had proved who they are.
-
-    Such an end does speak TLS: bytes that do not look like it were altered, lost or swapped.
-    """
-    words = in_plain_words(error)
-    return _ALTERED if words == _NO_TLS else words
-
-
-def own_certificate_refused(error: OSError) -> bool:
-    """Return whether the other end says that it does not accept this party's certificate."""
-    reason = getattr(error, "reason", None) or ""
-    return "ALERT" in reason and any(word in reason for word in _REFUSED)
-
-
-def _show_identity(context: ssl.SSLContext, identity: Identity) -> None:
-    # The ssl module takes a key from a file only. It lies there encrypted, for milliseconds.
-    password = os.urandom(32).hex()
-    content = identity.key_pem(password=password.encode()) + certificate_pem(identity.certificate)
-    if hasattr(os, "memfd_create"):
-        # In memory, so that a process which is killed meanwhile leaves nothing.
-        with os.fdopen(os.memfd_create("securevfl"), "wb") as file:
-            file.write(content)
-            file.flush()
-            context.load_cert_chain(f"/dev/fd/{file.fileno()}", password=password)
-        return
-    with tempfile.TemporaryDirectory(prefix="securevfl-") as folder:
-        path = Path(folder) / "identity.pem"
-        path.touch(mode=0o600)
-        path.write_bytes(content)
-        context.load_cert_chain(path, password=password)

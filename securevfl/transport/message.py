@@ -1,7 +1,7 @@
-"""Typed messages between parties: a kind, a round number, a few figures and named arrays.
+"""Messages between parties: a kind, a round number, a few figures and named arrays.
 
-A message can hold nothing but JSON figures and arrays of six number types. It is never an
-object: nothing that arrives is ever executed, imported or unpickled.
+A message holds only JSON figures and arrays of six number types, and no objects: nothing received
+is ever executed, imported or unpickled.
 """
 
 import dataclasses
@@ -23,16 +23,16 @@ DTYPES: Final = tuple(np.dtype(name) for name in ("<i8", "<i4", "u1", "<f4", "<f
 
 
 class MessageKind(enum.IntEnum):
-    """What a message is for: each package that speaks has kinds of its own, under one numbering.
+    """Base of the kinds of messages; each package has its own kinds, with codes unique in all.
 
-    A code is a message's number on the wire. It belongs to one kind for ever.
+    A code is a message's number on the wire, and never changes its kind.
     """
 
     def __init_subclass__(cls) -> None:
-        """Take the kinds of a package in.
+        """Register a package's kinds.
 
         Raises:
-            ValueError: If a code is another kind's already.
+            ValueError: If a code already belongs to another kind.
         """
         for kind in cls:
             other = _KINDS.setdefault(kind.value, kind)
@@ -44,10 +44,10 @@ _KINDS: dict[int, MessageKind] = {}
 
 
 def kind_of(code: int) -> MessageKind:
-    """Return the kind that has a code.
+    """Return the kind with a code.
 
     Raises:
-        ValueError: If there is none, or none in this process.
+        ValueError: If no kind that this process has loaded has it.
     """
     try:
         return _KINDS[code]
@@ -56,7 +56,7 @@ def kind_of(code: int) -> MessageKind:
 
 
 class StarKind(MessageKind):
-    """Messages of the star's own, in every session."""
+    """Messages of the star itself, in every session."""
 
     SESSION = 1
     PING = 2
@@ -68,7 +68,10 @@ class StarKind(MessageKind):
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class Message:
-    """One message. The arrays of a received message are the receiver's own, and writable."""
+    """A message as it is sent.
+
+    The arrays of a received message are the receiver's own, and writable.
+    """
 
     kind: MessageKind
     """Purpose of the message."""
@@ -89,7 +92,7 @@ class Message:
     """Memory that it takes, at most; set by the transport when it is received."""
 
     def __repr__(self) -> str:
-        """Sizes only: no log shows contents."""
+        """Return sizes only, so that no log shows contents."""
         shapes = ", ".join(
             f"{name} {array.dtype}{list(array.shape)}" for name, array in self.tensors.items()
         )
@@ -97,7 +100,7 @@ class Message:
         return f"<{self.kind.name} round {self.round_number}{origin}: {shapes or 'no arrays'}>"
 
     def digest(self) -> bytes:
-        """Return the SHA-256 of its kind, round, figures and arrays; not of who sent it."""
+        """Return the SHA-256 of its kind, round, figures and arrays, without its sender."""
         arrays = sorted(self.tensors.items())
         shapes = [(name, array.dtype.str, array.shape) for name, array in arrays]
         figures = json.dumps(dict(self.meta), allow_nan=False, sort_keys=True)
@@ -109,7 +112,7 @@ class Message:
 
     @property
     def place(self) -> str:
-        """Its sender, kind and round, for messages of errors."""
+        """Sender, kind and round, for errors."""
         return f"{self.sender or 'sender'}: {self.kind.name} of round {self.round_number}"
 
     def tensor(
@@ -120,16 +123,16 @@ class Message:
         shape: tuple[int | None, ...],
         finite: bool = True,
     ) -> npt.NDArray[Any]:
-        """Return the array ``name`` if it is exactly what was agreed on.
+        """Return the array ``name`` after checking its type, shape and values.
 
         Args:
-            name: Which array.
+            name: The array's name.
             dtype: Its type.
             shape: Its shape; None stands for any length.
             finite: Whether NaN and infinity are refused.
 
         Raises:
-            ProtocolError: Naming the sender, what was wanted and what came.
+            ProtocolError: Naming the sender, the expected and the received value.
         """
         wanted = np.dtype(dtype)
         tensor, place = self.tensors.get(name), self.place
@@ -151,10 +154,10 @@ class Message:
         return tensor
 
     def figure(self, name: str, kind: type[Any]) -> Any:
-        """Return the figure ``name`` of :attr:`meta` if it is of the type ``kind``.
+        """Return the figure ``name`` of :attr:`meta` after checking its type.
 
         Raises:
-            ProtocolError: Naming the sender, what was wanted and what came.
+            ProtocolError: Naming the sender, the expected and the received value.
         """
         value = self.meta.get(name)
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
@@ -164,7 +167,7 @@ class Message:
         return value
 
     def require_only(self, *names: str) -> None:
-        """Refuse a figure or an array of any other name, and one of each that share a name.
+        """Refuse figures and arrays with other names, and a figure and an array of one name.
 
         Raises:
             ProtocolError: Naming the sender and the name.
@@ -176,10 +179,10 @@ class Message:
             )
 
     def numbers(self, name: str) -> tuple[int, ...]:
-        """Return the figure ``name`` of :attr:`meta` if it is a list of whole numbers.
+        """Return the figure ``name`` of :attr:`meta`, which must be a list of whole numbers.
 
         Raises:
-            ProtocolError: Naming the sender, what was wanted and what came.
+            ProtocolError: Naming the sender, the expected and the received value.
         """
         value = self.figure(name, list)
         if not all(type(number) is int for number in value):
@@ -218,16 +221,16 @@ Cover = Literal[
 ]
 """Cover of a message's field. ``"no record"``: it depends on no record and no label. ``"masks"``:
 it is uniform to its receiver. Each other one is a channel of :mod:`securevfl.config.disclosure`,
-which says what covers it in a run, or that nothing does."""
+which names its protection in a run, or that it has none."""
 
 
 class TypedMessage:
-    """Base of the dataclasses that are messages to those who send and read them.
+    """Base of the dataclasses of messages.
 
-    A subclass names its kind, its way and what stands for each of its fields, and its docstring
-    says what it tells: the table of who tells what to whom in ``docs/messages.md`` is made of
-    these. It may add ``to_message``, where it holds anything, and ``from_message``, which checks
-    all that a reader relies on.
+    A subclass names its kind, its sender and receiver, and the cover of each field, and its
+    docstring describes its content: ``docs/messages.md`` is generated from these. A subclass with
+    content adds ``to_message``, and ``from_message``, which checks everything that a reader relies
+    on.
     """
 
     __slots__ = ()
@@ -239,18 +242,18 @@ class TypedMessage:
     """Sender and receiver, for example ``"primary to every secondary"``."""
 
     COVERS: ClassVar[Mapping[Cover, str]]
-    """By what stands for them: names of fields, gaps included, and ``lengths``: that the message
-    comes, how often, and how long its arrays are."""
+    """Names of fields by their cover. The name ``lengths`` stands for the fact, number and sizes of
+    messages."""
 
     def __init_subclass__(cls) -> None:
-        """Note whether messages of its kind hold anything."""
-        # A dataclass with slots is made anew, and has its fields by then.
+        """Record whether messages of this kind hold anything."""
+        # A dataclass with slots is created a second time, with its fields.
         made: Any = cls
         if dataclasses.is_dataclass(made):
             _HOLDS[cls.KIND] = _HOLDS.get(cls.KIND, False) or bool(dataclasses.fields(made))
 
     def to_message(self) -> Message:
-        """Return it as it is sent; this one holds nothing but its kind."""
+        """Return the message as it is sent; without content, its kind alone."""
         return Message(kind=self.KIND)
 
 
@@ -258,7 +261,7 @@ _HOLDS: dict[MessageKind, bool] = {}
 
 
 def require_empty(message: Message) -> None:
-    """Refuse contents of a message that is its kind alone.
+    """Refuse content in a message of a kind without content.
 
     Raises:
         ProtocolError: Naming the sender.
@@ -269,7 +272,7 @@ def require_empty(message: Message) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Wire:
-    """What a field's type cannot say of its form on the wire; see :func:`wire`."""
+    """Rules of a field's form on the wire, see :func:`wire`."""
 
     name: str = ""
     below: str = ""
@@ -281,15 +284,15 @@ class _Wire:
 
 
 def wire(*, repr: bool = True, **rules: Any) -> Any:  # noqa: A002 -- the name that dataclasses use
-    """Declare rules of a :class:`DeclaredMessage`'s field that its type cannot express.
+    """Declare rules of a field of a :class:`DeclaredMessage` that its type cannot express.
 
     Args:
-        repr: Whether the field is shown where the message is printed.
+        repr: Whether the field is part of the message's ``repr``.
         rules: ``name``, the field's name on the wire; ``least`` and ``most``, bounds of a figure,
-            of which ``most`` may name a number that the reader knows; ``among``, the known
-            collection that a figure must be in; ``below``, the known number that every number of
-            an array must be under, from 0; ``length``, of bytes; ``gaps``, whether an array of
-            floats may hold NaN.
+            where ``most`` may be the name of a number that the reader passes; ``among``, the name
+            of the collection, passed by the reader, that a figure must be in; ``below``, the name
+            of the exclusive upper bound of an array's numbers, whose lower bound is 0; ``length``,
+            the number of bytes; ``gaps``, whether an array of floats may hold NaN.
     """
     return field(repr=repr, metadata={"wire": _Wire(**rules)})
 
@@ -298,19 +301,18 @@ M = TypeVar("M", bound="DeclaredMessage")
 
 
 class DeclaredMessage(TypedMessage):
-    """Base of messages whose typed fields are their format: one reader checks all of them.
+    """Base of messages whose typed fields define their format, with a common reader and checks.
 
     Figures are fields of type int, float, bool, str, ``Literal`` or ``tuple[int, ...]``; arrays are
-    bytes or jaxtyping arrays. An axis has the length that the reader passes under its name, or that
-    an earlier field has; one whose name starts with ``some_`` has any length above zero, one with
-    ``_`` any length; one that is a number has that length.
-    ``round_number`` is the message's own.
+    bytes or jaxtyping arrays. The length of an axis is passed by the reader under the axis's name,
+    or known from an earlier field, or the axis is a number. An axis ``some_...`` may have any
+    length above zero, an axis ``_...`` any length. ``round_number`` is the message's.
     """
 
     __slots__ = ()
 
     def to_message(self) -> Message:
-        """Return it as it is sent."""
+        """Return the message as it is sent."""
         figures: dict[str, Any] = {}
         arrays: dict[str, npt.NDArray[Any]] = {}
         for name, _, rule in _declared_fields(type(self)):
@@ -327,14 +329,14 @@ class DeclaredMessage(TypedMessage):
 
     @classmethod
     def from_message(cls: type[M], message: Message, **known: Any) -> M:
-        """Read a received one, and check all that its fields declare.
+        """Read a received message, and check everything that its fields declare.
 
         Args:
-            message: As it was received.
-            known: Lengths of axes, and what rules name.
+            message: The received message.
+            known: Lengths of axes, and values that rules refer to.
 
         Raises:
-            ProtocolError: Naming the sender, what was wanted and what came.
+            ProtocolError: Naming the sender, the expected and the received value.
         """
         fields, sizes = _declared_fields(cls), dict(known)
         own = (rule.name or name for name, _, rule in fields if name != "round_number")
@@ -349,7 +351,7 @@ class DeclaredMessage(TypedMessage):
 
 
 def _declared_fields(cls: type[Any]) -> tuple[tuple[str, Any, _Wire], ...]:
-    """Return each field's name, type and rules."""
+    """Return the name, type and rules of each field."""
     if cls not in _DECLARED:
         hints = get_type_hints(cls)
         _DECLARED[cls] = tuple(
@@ -363,7 +365,7 @@ _DECLARED: dict[type[Any], tuple[tuple[str, Any, _Wire], ...]] = {}
 
 
 def _read(message: Message, name: str, kind: Any, rule: _Wire, sizes: dict[str, Any]) -> Any:
-    """Return one field of a received message; ``sizes`` gets the lengths of its axes."""
+    """Return one field of a received message, and add the lengths of its axes to ``sizes``."""
     place = message.place
     if kind is bytes:
         return message.tensor(name, dtype=np.uint8, shape=(rule.length,)).tobytes()
@@ -405,7 +407,7 @@ def _read_array(
         elif axis.isdigit():
             shape.append(int(axis))
         else:
-            # A length that nobody knows is a mistake of the program, and raises KeyError.
+            # An unknown length is a mistake of the program, and raises KeyError.
             free = axis not in sizes and axis.startswith(("_", "some_"))
             shape.append(None if free else sizes[axis])
     words = kind.dtypes[0] == "uint64"
@@ -427,7 +429,7 @@ def _read_array(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SessionStart(DeclaredMessage):
-    """The first frame of a connection: the session's id, and which rank the caller has. Public."""
+    """The first frame of a connection: the session's id and the caller's rank. Public."""
 
     KIND: ClassVar = StarKind.SESSION
     WAY: ClassVar = "primary to a caller"
@@ -438,9 +440,9 @@ class SessionStart(DeclaredMessage):
 
 @dataclass(frozen=True, slots=True)
 class Ping(TypedMessage):
-    """The sender is alive, and whether it has no room for more until its own work is done.
+    """Heartbeat: the sender is alive; ``full`` if it has no room for messages for now.
 
-    Its input and output thread says so.
+    The sender's socket thread sends it.
     """
 
     KIND: ClassVar = StarKind.PING
@@ -450,12 +452,12 @@ class Ping(TypedMessage):
     full: bool = False
 
     def to_message(self) -> Message:
-        """Return it as it is sent."""
+        """Return the message as it is sent."""
         return Message(kind=self.KIND, meta={"full": True} if self.full else {})
 
     @classmethod
     def from_message(cls, message: Message) -> "Ping":
-        """Read a peer's.
+        """Read a peer's heartbeat.
 
         Raises:
             ProtocolError: If it is malformed.
@@ -466,7 +468,7 @@ class Ping(TypedMessage):
 
 @dataclass(frozen=True, slots=True)
 class Leave(TypedMessage):
-    """The sender is done; the connection closes after it."""
+    """The sender is done; the connection is closed after it."""
 
     KIND: ClassVar = StarKind.LEAVE
     WAY: ClassVar = "either way"
@@ -480,9 +482,6 @@ class Done(DeclaredMessage):
     KIND: ClassVar = StarKind.DONE
     WAY: ClassVar = "primary to every caller"
     COVERS: ClassVar = {"no record": "lengths"}
-
-
-# The first failure of a federation: who, why, and how it travels to everybody else.
 
 
 FailureKind = Literal["failed", "lost", "twice", "timeout", "absent", "protocol", "authentication"]
@@ -502,7 +501,7 @@ _MAX_REASON: Final = 400
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure(TypedMessage):
-    """Who failed and why, sent to every party. Never holds data."""
+    """The party that failed and the reason, sent to every party. Never holds data."""
 
     KIND: ClassVar = StarKind.ABORT
     WAY: ClassVar = "either way; the primary passes it on"
@@ -518,13 +517,13 @@ class Failure(TypedMessage):
     """Kind of error that the waits of every party raise."""
 
     def error(self) -> errors.ProtocolError:
-        """Return a new exception that names the party and the reason."""
+        """Return an exception that names the party and the reason."""
         error = _ERRORS[self.kind](f"{self.party}: {self.reason}")
         error.party = self.party
         return error
 
     def to_message(self) -> Message:
-        """Return the ABORT for a peer.
+        """Return the message for a peer.
 
         Reveals:
             To the receiver: the party's name, the kind of failure and the reason.
@@ -534,12 +533,12 @@ class Failure(TypedMessage):
 
     @classmethod
     def from_message(cls, message: Message, *, relayed: bool) -> "Failure":
-        """Read an ABORT.
+        """Read a received failure.
 
         Args:
-            message: As it was received.
-            relayed: Whether the sender may speak for others, which only the primary may; what a
-                secondary says of another party is its own report.
+            message: The received message.
+            relayed: Whether the sender may report others' failures, which only the primary may; a
+                secondary's report of another party counts as the secondary's failure.
         """
         message.require_only("party", "reason", "kind")
         party, reason = message.figure("party", str), message.figure("reason", str)
@@ -556,9 +555,9 @@ class Failure(TypedMessage):
 
 
 def failure_kind(error: BaseException) -> FailureKind:
-    """Return what an error of this party is to the others.
+    """Return the kind of failure that an error of this party is for the others.
 
-    An operator who interrupts a party, or makes room on its machine, can start it again.
+    A party that its operator interrupted, or that lacked disk or memory, can be started again.
     """
     error = interrupts.behind(error)
     known = errors.of_this_machine(error) or error
@@ -567,9 +566,9 @@ def failure_kind(error: BaseException) -> FailureKind:
 
 
 def public_reason(error: BaseException) -> str:
-    """Return what other organisations may read about an error of this party.
+    """Return the text about an error of this party that other organisations may read.
 
-    An error that was not raised on purpose may quote a table in its text, so only its kind is told.
+    An unexpected error's text may quote a table, so only its class is named.
     """
     error = interrupts.behind(error)
     if isinstance(error, KeyboardInterrupt):

@@ -1,8 +1,7 @@
-"""The one thread of a party that owns its sockets: bytes, heartbeats, the first failure.
+"""The thread that owns a party's sockets: bytes, heartbeats, and the first failure.
 
-The party's own thread computes; this one keeps the connections alive meanwhile. The first
-failure, from wherever it comes, is kept, told to every peer that can still be reached and raised
-by every wait of this party.
+It keeps the connections alive while the party's own thread computes. The first failure, of any
+origin, is stored, sent to every peer that can be reached, and raised by every wait of this party.
 """
 
 import errno
@@ -27,7 +26,6 @@ from securevfl.transport.connection import (
     TransportLimits,
 )
 from securevfl.transport.framing import FrameReader, encode
-from securevfl.transport.identity import broken_in_words, in_plain_words, peer_public_text
 from securevfl.transport.message import (
     Failure,
     FailureKind,
@@ -38,17 +36,18 @@ from securevfl.transport.message import (
     StarKind,
     require_empty,
 )
+from securevfl.transport.tls import broken_in_words, in_plain_words, peer_public_text
 
 _DRAIN_BYTES: Final = 1 << 16
 
 
 class StarLoop:
-    """Owns every connection of one party; see the module's text.
+    """The socket loop of one party, which owns all its connections.
 
     Args:
-        own_name: This party, named as the origin of its own failures.
-        relays: Whether this party is the primary, which tells everybody what it hears from one.
-        limits: Deadlines and sizes.
+        own_name: This party's name, as the origin of its failures.
+        relays: Whether this party is the primary, which forwards a party's failure to all others.
+        limits: Timeouts and sizes.
     """
 
     def __init__(self, *, own_name: str, relays: bool, limits: TransportLimits) -> None:
@@ -76,7 +75,7 @@ class StarLoop:
         self._thread = threading.Thread(target=self._run, name="securevfl-star", daemon=True)
 
     def start(self) -> None:
-        """Begin to serve."""
+        """Start the thread."""
         self._last_turn = time.monotonic()
         self._thread.start()
 
@@ -87,22 +86,22 @@ class StarLoop:
 
     @property
     def ending(self) -> bool:
-        """Whether the federation is over, well or badly."""
+        """Whether the federation is over, successfully or not."""
         return self._closing or self._failure is not None
 
     def wake(self) -> None:
-        """Make the thread look at its queues now."""
+        """Make the thread check its queues now."""
         try:
             self._wake_send.send(b"\0")
         except (BlockingIOError, OSError):
             return  # enough wake-ups wait already, or the thread has ended
 
     def fail(self, failure: Failure, *, reported_by_peer: bool = False) -> Failure:
-        """Record the first failure and tell the peers; return the one that was first.
+        """Record a failure and notify peers; return the first failure, this or an earlier one.
 
         Args:
-            failure: What happened.
-            reported_by_peer: Whether a peer told it, so that this peer need not be told.
+            failure: The failure.
+            reported_by_peer: Whether a peer has reported it, so that it need not be notified.
         """
         with self.changed:
             if self._failure is None and not self._closing:
@@ -114,7 +113,7 @@ class StarLoop:
         return first
 
     def add(self, connection: Connection) -> None:
-        """Serve an authenticated connection from now on."""
+        """Add an authenticated connection to the loop."""
         with self.changed:
             self.connections[connection.peer] = connection
             self._listen(connection)
@@ -122,14 +121,14 @@ class StarLoop:
         self.wake()
 
     def close(self) -> None:
-        """Deliver what waits, say farewell and end the thread; safe to call again."""
+        """Send queued messages and a farewell, and end the thread; may be called again."""
         with self.changed:
             self._closing = True
         self.wake()
         if self._thread.ident is None:
             self._release_sockets()
         else:
-            # The farewell has its own deadline; the rest is what a busy machine may need.
+            # The farewell has its own timeout; the rest is for a busy machine.
             self._thread.join(timeout=2 * self.limits.farewell_timeout_s + 10)
 
     def _run(self) -> None:
@@ -137,7 +136,7 @@ class StarLoop:
             while not self._is_finished():
                 self._turn()
         except Exception as error:
-            # A bug here must not leave the party's own thread waiting for ever.
+            # A bug here must not make the party's own thread wait for ever.
             text = f"its transport broke by an unexpected {type(error).__name__}"
             self.fail(Failure(party=self._own_name, reason=text))
             raise
@@ -157,7 +156,7 @@ class StarLoop:
         for key, _ in self.selector.select(0 if busy else self._heartbeat_s / 2):
             key.data()
         now = time.monotonic()
-        # One bounded read each: nobody's bytes keep another's, or what is to be sent, waiting.
+        # One bounded read for each peer, so that no peer delays others, or sending.
         for connection in list(self.connections.values()):
             if connection.unread and not connection.full:
                 self._read(connection)
@@ -182,7 +181,7 @@ class StarLoop:
             return
 
     def _listen(self, connection: Connection) -> None:
-        """Ask the system for what the connection waits for."""
+        """Register the events that the connection waits for."""
         events = 0 if connection.full else selectors.EVENT_READ
         if connection.blocked:
             events |= selectors.EVENT_WRITE
@@ -195,7 +194,7 @@ class StarLoop:
             self.selector.register(connection.socket, events, lambda: _mark_unread(connection))
 
     def _set_full(self, connection: Connection, *, full: bool) -> None:
-        """Leave a socket alone, or listen to it again, and say so to the peer."""
+        """Stop or resume reading a socket, and report it to the peer."""
         connection.full = full
         self._listen(connection)
         connection.outgoing.appendleft(_heartbeat(connection))
@@ -267,7 +266,7 @@ class StarLoop:
         try:
             self._news |= connection.write(now)
         except OSError as error:
-            # What the party sent before it went may say why: read that first.
+            # The party's last message may give the reason: read it first.
             if self._farewell_deadline is None:
                 self._read(connection)
             if not connection.ended:
@@ -280,13 +279,13 @@ class StarLoop:
             connection.half_close()
 
     def _watch(self, now: float) -> None:
-        """Send heartbeats, and find the parties that send none."""
+        """Send heartbeats, and detect parties that are silent or do not read."""
         limit = self.limits.silence_timeout_s
         stopped = now - self._last_turn > limit / 2
         for connection in self.connections.values():
             if connection.ended:
                 continue
-            if stopped:  # it was this process that stood still, and nobody else is to blame
+            if stopped:  # this process itself was stopped, so no peer is to blame
                 connection.forgive(now)
             connection.excuse(now)
             rate = connection.rate(now, over_s=limit)
@@ -317,11 +316,11 @@ class StarLoop:
             if self._relays or not self._heard_by_abort:
                 connection.outgoing.append(Outgoing(encode(last)))
             if connection.full and connection.peer not in self._gone:
-                connection.full = False  # what still comes is dropped
+                connection.full = False  # later messages are dropped
                 self._listen(connection)
 
     def _drain(self, connection: Connection) -> None:
-        """Drop what still arrives: closing with unread bytes would lose our last message."""
+        """Drop bytes that still arrive: closing with unread bytes would lose our last message."""
         connection.unread = False
         try:
             if connection.socket.recv(_DRAIN_BYTES):
@@ -329,7 +328,7 @@ class StarLoop:
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
-            pass  # TLS says "try again" with errors of its own; the end shows in the next turn
+            pass  # TLS has its own errors for "try again"; the next turn detects the end
         else:
             self._forget(connection)
             return
@@ -339,7 +338,7 @@ class StarLoop:
     def _is_finished(self) -> bool:
         if self._farewell_deadline is None:
             return False
-        # Nobody waits for the goodbye of a party that is lost because it was silent.
+        # No farewell is expected of a party that was lost by silence.
         failure = self._failure
         lost = failure.party if failure is not None and failure.kind == "timeout" else ""
         done = all(peer in self._gone or peer == lost for peer in self.connections)
@@ -364,34 +363,35 @@ def _heartbeat(connection: Connection) -> Outgoing:
     return Outgoing(encode(Ping(full=connection.full).to_message()))
 
 
-# Callers that may prove who they are at the same time, and those of one address among them. Many
-# parties may call from one address at once; who is sent away for want of room calls again.
+# Most callers in the handshake at a time, and of one address. Many parties may call from one
+# address at once; a caller that is refused for lack of room calls again.
 _MAX_CALLERS: Final = 64
 _MAX_CALLERS_OF_ADDRESS: Final = 16
 _BACKLOG: Final = 128
-# A party's first bytes follow its call at once; the rest of the handshake takes its computing.
+# Seconds for a caller's first bytes, which follow at once; the rest of the handshake needs
+# computing.
 _FIRST_BYTES_S: Final = 3.0
 # Refusals that are kept for the message about a party that never came.
 _MAX_REFUSALS: Final = 8
-# Who has an IPv6 address has all of its network.
+# The owner of an IPv6 address has the whole network.
 _IPV6_NETWORK: Final = 64
-# How long a refused caller is listened to, so that it can read why it was refused.
+# Seconds that a refused caller's socket stays open, so that it can read the reason.
 _LINGER_S: Final = 1.0
 _LINGER_BYTES: Final = 1 << 16
 
 
 def open_listener(address: tuple[str, int]) -> socket.socket:
-    """Open the primary's port.
+    """Open the primary's listening socket.
 
     Raises:
-        ConfigError: If the address is in use, not this machine's or no address at all.
+        ConfigError: If the address is in use, not this machine's, or no address.
     """
     host, port = address
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.create_server(address, family=family, backlog=_BACKLOG)
     except OSError as error:
-        # Python adds the address to what the system says, which is named here already.
+        # Python adds the address to the system's text, which is named here already.
         named = isinstance(error, socket.gaierror) or not error.errno
         why = (error.strerror or error) if named else os.strerror(error.errno or 0)
         raise ConfigError(
@@ -403,20 +403,20 @@ def open_listener(address: tuple[str, int]) -> socket.socket:
 
 
 class _Caller:
-    """Somebody who has called and not yet proved anything, or who was refused."""
+    """A caller that has not proved its identity yet, or was refused."""
 
     def __init__(self, connection: socket.socket, *, address: str, now: float) -> None:
         self.socket = connection
         self.address = address
         self.called = now
         self.deadline = now
-        """When this phase of the call must be over."""
+        """End of this phase of the call."""
         self.has_spoken = False
         self.refused = False
 
 
 def _origin(address: str) -> str:
-    """Return what counts as one caller's address."""
+    """Return the address, or IPv6 network, that counts as one caller."""
     try:
         place = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -430,12 +430,12 @@ def _origin(address: str) -> str:
 
 @dataclass(kw_only=True, eq=False)
 class Doorkeeper:
-    """Accepts calls in the thread of a :class:`StarLoop` and admits each pinned party once."""
+    """Accepts calls in the thread of a :class:`StarLoop`, and admits each pinned party once."""
 
     loop: StarLoop
-    """Where admitted connections go."""
+    """Loop that gets admitted connections."""
     listener: socket.socket
-    """From :func:`open_listener`."""
+    """Listening socket from :func:`open_listener`."""
     context: ssl.SSLContext
     """TLS 1.3, demanding a certificate."""
     names: Mapping[str, str]
@@ -453,30 +453,30 @@ class Doorkeeper:
 
     @property
     def refusals(self) -> list[str]:
-        """Who was refused, why and how often: the last few."""
+        """The last refusals: address, reason and count."""
         return [
             f"{address}: {reason}" + (f" ({count} times)" if count > 1 else "")
             for (address, reason), count in self._refusals.items()
         ]
 
     def leave_out(self, names: Collection[str]) -> None:
-        """Turn certain parties away from now on; the loop's lock must be held."""
+        """Refuse these parties from now on; the loop's lock must be held."""
         self._outside |= dict.fromkeys(names, -math.inf)
 
     def calling(self, within_s: float) -> tuple[str, ...]:
-        """Return who of those that are left out has called within the last so many seconds."""
+        """Return excluded parties that have called within the last ``within_s`` seconds."""
         since = time.monotonic() - within_s
         return tuple(name for name, called in self._outside.items() if called >= since)
 
     def tick(self, now: float) -> None:
-        """Send those away whose time is over."""
+        """Dismiss callers whose time is over."""
         for caller in [caller for caller in self._callers if now > caller.deadline]:
             if not caller.refused:
                 self._note(caller.address, "did not prove its identity in time")
             self._dismiss(caller)
 
     def stop(self) -> None:
-        """Close the door and dismiss everybody who waits."""
+        """Stop listening and dismiss all callers."""
         for caller in list(self._callers):
             self._dismiss(caller)
         if self.listener.fileno() >= 0:
@@ -488,8 +488,8 @@ class Doorkeeper:
             raw, address = self.listener.accept()
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE) and self._callers:
-                self._dismiss(next(iter(self._callers)))  # no handle is left for a new caller
-            return  # or the caller hung up between the notice and the call
+                self._dismiss(next(iter(self._callers)))  # no handle is left for another
+            return  # or the caller hung up meanwhile
         place = str(address[0])
         try:
             raw.setblocking(False)
@@ -504,7 +504,7 @@ class Doorkeeper:
         self.loop.selector.register(raw, selectors.EVENT_READ, lambda: self._hear(caller))
 
     def _make_room(self, place: str) -> None:
-        """Send the oldest caller away of the address that holds too much, if one does."""
+        """Dismiss the oldest caller of an address with too many callers, if there is one."""
         held: dict[str, list[_Caller]] = {}
         for caller in self._callers:
             held.setdefault(_origin(caller.address), []).append(caller)
@@ -515,7 +515,7 @@ class Doorkeeper:
             crowd = max(held.values(), key=len)
         else:
             return
-        # Who was refused has heard why; who has said nothing is no party, or a slow one.
+        # Refused callers have had the reason; silent ones are no party, or a slow one.
         first = min(
             crowd, key=lambda caller: (not caller.refused, caller.has_spoken, caller.called)
         )
@@ -525,7 +525,7 @@ class Doorkeeper:
 
     def _hear(self, caller: _Caller) -> None:
         if caller not in self._callers:
-            return  # sent away since the system told of its bytes
+            return  # dismissed meanwhile
         if caller.refused:
             self._linger(caller)
             return
@@ -544,7 +544,7 @@ class Doorkeeper:
             self._refuse(caller, str(error))
 
     def _begin_tls(self, caller: _Caller) -> bool:
-        """Give a caller that has spoken a TLS connection; return whether it has one now."""
+        """Start TLS with a caller that has sent bytes; return whether it succeeded."""
         raw = caller.socket
         try:
             spoken = raw.recv(1, socket.MSG_PEEK)
@@ -552,12 +552,12 @@ class Doorkeeper:
             return False
         except OSError:
             spoken = b""
-        # Unknown to the selector before Python's TLS takes its handle over, or closes it.
+        # Unregistered before Python's TLS takes over the file descriptor, or closes it.
         self.loop.selector.unregister(raw)
         try:
             if not spoken:
                 raise ConnectionResetError
-            # Raises too, if the caller has hung up since.
+            # This raises too if the caller has hung up.
             caller.socket = self.context.wrap_socket(
                 raw, server_side=True, do_handshake_on_connect=False
             )
@@ -576,7 +576,8 @@ class Doorkeeper:
         if name is None:
             self._refuse(caller, "its key is pinned for no secondary")
             return
-        # Held until it is among the connections: nobody comes in while it is settled who is there.
+        # Held until the party is among the connections, so that the set of parties does not change
+        # meanwhile.
         with self.loop.changed:
             if name in self._outside:
                 self._outside[name] = time.monotonic()
@@ -626,14 +627,14 @@ class Doorkeeper:
         *,
         note: str,
     ) -> None:
-        # A party that has lost its connection may know it before the primary does: it calls again.
+        # A party may notice its lost connection before the primary does, and call again.
         abort = encode(Failure(party=name, reason=reason, kind=kind).to_message())
         for buffer in abort.frame(session=self.session, sender_rank=PRIMARY_RANK, sequence=0):
-            connection.send(buffer)  # a few hundred bytes always fit into a new connection
+            connection.send(buffer)  # a few hundred bytes always fit into a new connection's buffer
         self._refuse(caller, note)
 
     def _refuse(self, caller: _Caller, reason: str) -> None:
-        """Stop sending, but read on for a moment: the alert must not be lost by a reset."""
+        """Refuse a caller, but read on for a moment, so that a reset does not lose the alert."""
         self._note(caller.address, reason)
         assert isinstance(caller.socket, ssl.SSLSocket)
         self.loop.selector.unregister(caller.socket)
@@ -663,7 +664,7 @@ class Doorkeeper:
         caller.socket.close()
 
     def _note(self, address: str, reason: str) -> None:
-        """Count a refusal; the one that was noted longest ago makes room."""
+        """Count a refusal, and drop the oldest if there are too many."""
         key = (address, reason)
         self._refusals[key] = self._refusals.pop(key, 0) + 1
         if len(self._refusals) > _MAX_REFUSALS:

@@ -1,6 +1,6 @@
-"""The star between the parties: secondaries dial out to the primary's one open port.
+"""The star of connections: secondaries dial out to the primary's only open port.
 
-Both ends share their verbs: send, receive with a deadline, abort, close.
+Both ends can send, receive with a timeout, abort and close.
 """
 
 import contextlib
@@ -16,16 +16,10 @@ from typing import Final, NamedTuple, NoReturn, TypeVar
 
 from securevfl.core import checks, errors, interrupts
 from securevfl.core.conventions import PRIMARY_RANK
+from securevfl.transport import tls
 from securevfl.transport.connection import Connection, Outgoing, TransportLimits
 from securevfl.transport.framing import SESSION_BYTES, EncodedMessage, FrameReader, encode
-from securevfl.transport.identity import (
-    Identity,
-    check_pins,
-    in_plain_words,
-    own_certificate_refused,
-    peer_public_text,
-    tls_context,
-)
+from securevfl.transport.identity import Identity
 from securevfl.transport.message import (
     Failure,
     FailureKind,
@@ -38,22 +32,22 @@ from securevfl.transport.message import (
 )
 from securevfl.transport.socket_loop import Doorkeeper, StarLoop, open_listener
 
-# Pause between calls while nobody answers, and the longest one between calls that are answered
-# and come to nothing: these cost the other end a handshake each.
+# Seconds between calls without an answer, and at most between calls that fail after an answer,
+# which cost the other end a handshake each.
 _REDIAL_S: Final = 0.1
 _LONGEST_REDIAL_S: Final = 1.0
-# How long the primary may take to hang up, once it was told why this party does.
+# Seconds for the primary to hang up after it got this party's reason for leaving.
 _LAST_WORD_S: Final = 1.0
 _READ_BYTES: Final = 1 << 14
 
 
 class _CallFailedError(Exception):
-    """A call came to nothing, and another one may not.
+    """A call failed, and a later one may succeed.
 
     Attributes:
         text: Why, in plain words.
-        telling: How much it says about the true cause: 0 if nobody answered, 1 if somebody did, 2
-            if an identity was not accepted.
+        telling: How close it is to the true cause: 0 without an answer, 1 with an answer, 2 if an
+            identity was not accepted.
     """
 
     def __init__(self, text: str, *, telling: int) -> None:
@@ -64,11 +58,11 @@ class _CallFailedError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Dialling:
-    """A caller's way to the primary.
+    """A caller's repeated attempts to connect to the primary.
 
-    Whatever ends a call, the next one may find the primary there: it may have yet to start, a
-    tunnel may answer before the service behind it is up, somebody else may hold the port, a name
-    may not be known yet. Only what the authenticated primary itself says ends this before its time.
+    After any failed call, the next one may succeed: the primary may not have started yet, a tunnel
+    may answer before the service behind it is up, another program may hold the port, a name may not
+    be known yet. Only an answer of the authenticated primary ends the attempts early.
     """
 
     address: tuple[str, int]
@@ -81,7 +75,7 @@ class Dialling:
     """The primary's pinned public text."""
     own_name: str
     rank: int
-    """This party's, which the primary must agree to."""
+    """This party's rank, which the primary must confirm."""
     limits: TransportLimits
     returning: bool
     """Call again a primary that holds an earlier connection of this party, until it has noticed
@@ -93,19 +87,20 @@ class Dialling:
         return f"{self.peer} ({self.address[0]}:{self.address[1]})"
 
     def connect(self, deadline_s: float) -> Connection:
-        """Return an authenticated connection to the primary, calling until there is one.
+        """Call the primary until there is an authenticated connection, and return it.
 
         Args:
-            deadline_s: Seconds until the primary must have answered.
+            deadline_s: Seconds for the primary to let this party in.
 
         Raises:
-            PartyAbsentError: If it did not let this party in in time; says what ended the calls.
-            AuthenticationError: If time was over and an end had not accepted the other's identity.
-            ProtocolError: If the primary counts the parties otherwise, or speaks another protocol.
+            PartyAbsentError: If it did not let this party in in time; names the cause of the failed
+                calls.
+            AuthenticationError: If one end had not accepted the other's identity by then.
+            ProtocolError: If the primary has other ranks, or speaks another protocol.
             PartyFailedError: If the primary turns this party away.
 
         Reveals:
-            To the primary, and on the wire to anybody: that this party takes part.
+            To the primary, and to observers of the network: that this party takes part.
         """
         deadline = time.monotonic() + deadline_s
         calls, pause_s = 0, _REDIAL_S
@@ -126,7 +121,7 @@ class Dialling:
                 pause_s = min(2 * pause_s, _LONGEST_REDIAL_S) if last.telling else _REDIAL_S
 
     def _call(self, patience_s: float) -> Connection:
-        """Call once; raise :class:`_CallFailedError` if a later call may succeed."""
+        """Call the primary once; raise :class:`_CallFailedError` if a later call may succeed."""
         limits = self.limits
         patience_s = min(limits.handshake_timeout_s, patience_s)
         try:
@@ -138,7 +133,7 @@ class Dialling:
         try:
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             secured = self.context.wrap_socket(raw)
-            key = peer_public_text(secured)
+            key = tls.peer_public_text(secured)
             if key != self.pinned:
                 raise _CallFailedError(
                     f"it holds the key {key}, not the pinned {self.pinned}", telling=2
@@ -168,7 +163,7 @@ class Dialling:
             own_rank=self.rank,
             limits=limits,
         )
-        connection.unread = True  # TLS may have taken in more than the first message
+        connection.unread = True  # TLS may have read more than the first message
         return connection
 
     def _greet(self, connection: ssl.SSLSocket, reader: FrameReader) -> None:
@@ -181,7 +176,7 @@ class Dialling:
                     f"here says {self.rank}; compare the two files"
                 )
         except errors.ProtocolError as error:
-            if error.party is None:  # else it is the primary that says it
+            if error.party is None:  # otherwise the primary has reported it
                 self._say_why(connection, reader, rank=rank, error=error)
             raise
 
@@ -193,15 +188,15 @@ class Dialling:
         rank: int,
         error: errors.ProtocolError,
     ) -> None:
-        """Tell the primary why this party hangs up, so that it need not take it for lost.
+        """Send the primary the reason for hanging up, so that it does not take this party for lost.
 
-        A primary of another version does not read it, and says itself that it is another one.
+        A primary of another version does not read it, and reports the version itself.
 
         Args:
-            connection: What is hung up then.
-            reader: What has come on it.
-            rank: The rank by which the primary knows this party.
-            error: What ends the call.
+            connection: The connection.
+            reader: The connection's reader.
+            rank: This party's rank at the primary.
+            error: The error that ends the call.
         """
         failure = Failure(
             party=self.own_name, reason=public_reason(error), kind=failure_kind(error)
@@ -212,7 +207,7 @@ class Dialling:
                 session=session, sender_rank=rank, sequence=0
             ):
                 connection.sendall(buffer)
-            # Bytes that nobody has read would let the system drop what was sent.
+            # Unread bytes would make the system drop sent ones.
             connection.shutdown(socket.SHUT_WR)
             connection.settimeout(_LAST_WORD_S)
             while connection.recv(_READ_BYTES):
@@ -222,7 +217,7 @@ class Dialling:
 def _gave_up(
     place: str, best: _CallFailedError, last: _CallFailedError, *, calls: int, deadline_s: float
 ) -> errors.ProtocolError:
-    """Return the error that names what said most, and what came last if that is another thing."""
+    """Return the error for the most telling failed call, and for the last one if it differs."""
     at_last = f"; the last of {calls} calls: {last.text}" if last.text != best.text else ""
     if best.telling == 0:
         return errors.PartyAbsentError(
@@ -239,20 +234,20 @@ def _gave_up(
 
 
 def _as_failed_call(error: BaseException) -> _CallFailedError | None:
-    """Return what ended a call, or None if it ends the joining."""
+    """Return the failed call for an error; None if the error must end the attempts."""
     if isinstance(error, TimeoutError):
         return _CallFailedError("it answered the call and then said nothing", telling=1)
     if isinstance(error, errors.AuthenticationError | ssl.SSLCertVerificationError):
-        text = in_plain_words(error) if isinstance(error, OSError) else str(error)
+        text = tls.in_plain_words(error) if isinstance(error, OSError) else str(error)
         return _CallFailedError(text, telling=2)
-    if isinstance(error, OSError) and own_certificate_refused(error):
+    if isinstance(error, OSError) and tls.own_certificate_refused(error):
         return _CallFailedError(
-            f"it did not accept this party: {in_plain_words(error)}; does its trust folder hold "
-            f"this party's certificate, and the federation file its identity?",
+            f"it did not accept this party: {tls.in_plain_words(error)}; does its trust folder "
+            f"hold this party's certificate, and the federation file its identity?",
             telling=2,
         )
     if isinstance(error, OSError):
-        text = f"it answered the call, and then {in_plain_words(error)}"
+        text = f"it answered the call, and then {tls.in_plain_words(error)}"
         return _CallFailedError(text, telling=1)
     return error if isinstance(error, _CallFailedError) else None
 
@@ -268,19 +263,19 @@ def _next_message(connection: ssl.SSLSocket, reader: FrameReader) -> Message:
     return message
 
 
-# A wait wakes up this often even if a notification were lost; it costs nothing.
+# A wait wakes up this often, in case a notification was lost.
 LONGEST_NAP_S: Final = 1.0
 
 
 class _Turn(NamedTuple):
-    """A wait for those that have the turn."""
+    """A wait for parties whose turn it is."""
 
     begin: float
-    """When it began, by ``time.monotonic``."""
+    """Start of the wait, by ``time.monotonic``."""
     until: float
-    """When it is over."""
+    """End of the wait, by ``time.monotonic``."""
     within: str
-    """Its length, in words."""
+    """Length of the wait, in words."""
 
 
 _Self = TypeVar("_Self", bound="Transport")
@@ -288,7 +283,7 @@ Kinds = MessageKind | Collection[MessageKind]
 
 
 class Transport:
-    """What both ends of the star have in common."""
+    """Base of both ends of the star."""
 
     session: bytes
     """The session's id; empty until a secondary is connected."""
@@ -317,7 +312,7 @@ class Transport:
         self.secondaries = tuple(name for name in ranks if name != self.primary)
         is_primary = identity.name == self.primary
         self._peers = self.secondaries if is_primary else (self.primary,)
-        check_pins(identity, pinned, self._peers)
+        tls.check_pins(identity, pinned, self._peers)
         self._address = address
         self._identity = identity
         self._pinned = dict(pinned)
@@ -348,21 +343,21 @@ class Transport:
         return {name: peer.bytes_received for name, peer in list(self._loop.connections.items())}
 
     def widen(self, limits: TransportLimits) -> None:
-        """Take in larger messages of everybody, and more of them, from now on.
+        """Accept larger and more messages of all peers from now on.
 
         Args:
-            limits: Those that hold once parties have greeted each other; sizes alone are used.
+            limits: Limits after the greeting; only the sizes are used.
         """
         for connection in list(self._loop.connections.values()):
             connection.widen(limits)
         self._loop.wake()
 
     def abort(self, reason: str, *, kind: FailureKind = "failed") -> None:
-        """End the federation for everybody because of this party; the first failure stays.
+        """End the federation by a failure of this party, unless there was an earlier failure.
 
         Args:
             reason: One sentence without private data.
-            kind: Which error the others raise.
+            kind: Kind of the error that the others raise.
 
         Reveals:
             To every party: this party's name and the reason.
@@ -370,18 +365,18 @@ class Transport:
         self._loop.fail(Failure(party=self.name, reason=reason, kind=kind))
 
     def check(self) -> None:
-        """Raise the federation's failure if there is one; for long computations between waits.
+        """Raise the federation's failure if there is one; for use in long computations.
 
         Raises:
-            ProtocolError: Or the kind of it that fits: a party failed, was silent, lied.
-            KeyboardInterrupt: If an interrupt is noted, which something has swallowed.
+            ProtocolError: Or a subclass: a party failed, was silent, or broke the protocol.
+            KeyboardInterrupt: If an interrupt is noted.
         """
         interrupts.check()
         if self._loop.failure is not None:
             raise self._loop.failure.error()
 
     def close(self) -> None:
-        """Deliver what waits, say farewell and close; safe to call again.
+        """Send queued messages and a farewell, and close; may be called again.
 
         Reveals:
             To every peer: that this party is done.
@@ -449,15 +444,15 @@ class Transport:
     def _turn_of(
         self, names: Collection[str], deadline_s: float, *, begin: float | None = None
     ) -> Iterator[_Turn]:
-        """Hold the lock while certain peers have the turn.
+        """Hold the lock while it is the turn of certain peers.
 
-        All waits since another peer was last in touch count together, for that one waits all the
-        while: this party's are over before its own is.
+        Waits are added up since any other peer was last in touch, since that peer waits all the
+        time: this party's wait ends before the other peer's.
 
         Args:
-            names: Who has the turn.
-            deadline_s: Seconds that it may take.
-            begin: Since when, by ``time.monotonic``; None: from now on.
+            names: Parties whose turn it is.
+            deadline_s: Seconds for the turn.
+            begin: Start of the wait by ``time.monotonic``; None: now.
         """
         now, busy_s = time.monotonic(), self._limits.busy_timeout_s
         in_touch = [
@@ -479,7 +474,7 @@ class Transport:
             self._waited_s += time.monotonic() - now
 
     def _wait(self, turn: _Turn, late: Collection[str], text: str) -> None:
-        """Wait for news; when the turn is over, name those that are late, and what they did not."""
+        """Wait for news; when the turn is over, fail with the late parties and ``text``."""
         left = turn.until - time.monotonic()
         if left <= 0:
             self._fail(", ".join(sorted(late)), f"{text} {turn.within}", "timeout")
@@ -495,15 +490,15 @@ class Transport:
         begin: float | None = None,
         turn_of: Collection[str] = (),
     ) -> Message:
-        """Return the next message of whichever party of ``names`` is first.
+        """Return the first message from any of the parties ``names``.
 
         Args:
             names: The parties.
-            kinds: What is due; one kind or several.
-            round_number: The round it must belong to; None takes any.
+            kinds: The expected kind or kinds.
+            round_number: The message's round; None accepts any.
             deadline_s: Seconds to wait.
-            begin: Since when, by ``time.monotonic``; None: from now on.
-            turn_of: Those of the parties that must send something; default: all.
+            begin: Start of the wait by ``time.monotonic``; None: now.
+            turn_of: Those of the parties whose turn it is; default: all.
         """
         wanted = (kinds,) if isinstance(kinds, MessageKind) else tuple(kinds)
         connections = [self._connection(name) for name in names]
@@ -520,7 +515,7 @@ class Transport:
                             self._loop.wake()
                         self._expect(message, wanted, round_number)
                         return message
-                    # One that broke is named by the loop, with the reason, in a moment.
+                    # The loop soon reports a broken connection with its reason.
                     if connection.peer_left:
                         self._fail(connection.peer, f"left before it sent {due}", "failed")
                 self._wait(turn, late, f"sent no {due}")
@@ -541,25 +536,25 @@ class Transport:
 Enough = Callable[[Collection[str], float], bool]
 """Called with parties and seconds waited; returns whether they are enough to begin."""
 
-# Who waits to be let in calls about every second.
+# A party that waits to be let in calls about every second.
 _CALLS_AGAIN_WITHIN_S: Final = 5.0
 
 
 def new_session() -> bytes:
-    """Return a fresh session id; the primary draws one for every start."""
+    """Return a random session id; the primary draws one for every start."""
     return secrets.token_bytes(SESSION_BYTES)
 
 
 class PrimaryTransport(Transport):
-    """The primary's end: listens, admits every pinned secondary once, relays the first failure.
+    """The primary's end of the star: admits every pinned secondary once, forwards failures.
 
     Args:
-        address: Host and port to listen on; port 0 lets the system choose one.
-        identity: The primary's own, with every secondary's certificate among the trusted.
+        address: Host and port to listen on; port 0 lets the system choose a port.
+        identity: The primary's identity, which trusts every secondary's certificate.
         pinned: Public text of every party, from the federation file.
         session: 16 bytes, from :func:`new_session`; never used twice.
         ranks: Rank by name; the primary has 0.
-        limits: Deadlines and sizes.
+        limits: Timeouts and sizes.
 
     Raises:
         ConfigError: If an identity or certificate is missing or not valid now.
@@ -583,7 +578,7 @@ class PrimaryTransport(Transport):
         self._door: Doorkeeper | None = None
 
     def listen(self) -> tuple[str, int]:
-        """Open the port and return its address.
+        """Open the port, start the loop, and return the address.
 
         Raises:
             ConfigError: If the address is in use or not this machine's.
@@ -593,7 +588,7 @@ class PrimaryTransport(Transport):
         self._door = Doorkeeper(
             loop=self._loop,
             listener=listener,
-            context=tls_context(self._identity, self._peers, server=True),
+            context=tls.tls_context(self._identity, self._peers, server=True),
             names={self._pinned[name]: name for name in self.secondaries},
             ranks=self.ranks,
             session=self.session,
@@ -610,20 +605,20 @@ class PrimaryTransport(Transport):
         enough: Enough | None = None,
         else_said: str = "",
     ) -> frozenset[str]:
-        """Wait until every secondary has joined, or enough of them; return who has.
+        """Wait until all secondaries have joined, or enough of them; return their names.
 
-        Whoever is not there then is turned away until the session ends.
+        Secondaries that are missing then are refused until the session ends.
 
         Args:
-            deadline_s: Seconds until those that are missing are given up.
+            deadline_s: Seconds to wait for missing secondaries.
             on_join: Called with each party's name, in this thread, as it joins.
-            enough: Called with who has joined and after how many seconds; returns whether nobody
-                else is waited for. None waits for all.
-            else_said: What more the error says.
+            enough: Called with the joined secondaries and the seconds waited; returns whether to
+                stop waiting. None waits for all.
+            else_said: Addition to the error's text.
 
         Raises:
-            PartyAbsentError: Naming who is missing, and who was refused meanwhile.
-            PartyFailedError: If a party that had joined is lost.
+            PartyAbsentError: Naming missing parties, and refused callers.
+            PartyFailedError: If a joined party is lost.
 
         Reveals:
             To each secondary: the session id and its rank.
@@ -651,46 +646,46 @@ class PrimaryTransport(Transport):
                     on_join(name)
 
     def dismiss(self, name: str, reason: str) -> None:
-        """Send one secondary away that has joined, and hold the session without it.
+        """Dismiss a secondary that has joined, and continue the session without it.
 
         Args:
             name: The secondary.
-            reason: Why, in one sentence without private data.
+            reason: The reason, in one sentence without private data.
 
         Reveals:
             To that secondary: the reason.
         """
-        assert self._door is not None, "it has come through the door"
         failure = Failure(party=name, reason=reason)
         with self._loop.changed:
-            self._door.leave_out([name])
             connection = self._connection(name)
-            # Its end is no loss from now on.
+            if self._door is not None:
+                self._door.leave_out([name])
+            # The end of its connection is no failure from now on.
             connection.peer_left = True
             connection.outgoing.append(Outgoing(encode(failure.to_message())))
         self._loop.wake()
 
     @property
     def refusals(self) -> list[str]:
-        """Who was turned away at the port, and why, in words."""
+        """Refused callers and the reasons, in words."""
         return [] if self._door is None else self._door.refusals
 
     def calling(self) -> tuple[str, ...]:
-        """Return who was not there when the session began, and calls now to be let in."""
+        """Return secondaries that missed the session's start and are calling now."""
         return () if self._door is None else self._door.calling(_CALLS_AGAIN_WITHIN_S)
 
     def send(self, name: str, message: Message, *, owned: bool = False) -> None:
-        """Send one message to one secondary.
+        """Send a message to one secondary.
 
-        Large arrays are sent from where they lie, so this waits until TLS has taken them, unless
-        ``owned`` says that nobody will change them any more.
+        Large arrays are not copied, so this waits until TLS has sent them, unless ``owned`` is
+        True: the caller will not change them any more.
 
         Raises:
-            PartyTimeoutError: If it is not taken in within ``busy_timeout_s``.
-            ProtocolError: Or the kind of it that fits the federation's failure.
+            PartyTimeoutError: If the message is not read within ``busy_timeout_s``.
+            ProtocolError: Or a subclass, for the federation's failure.
 
         Reveals:
-            To the secondary ``name``: the message, as its kind says; to others: its size.
+            To the secondary ``name``: the message, as its kind describes; to observers: its size.
         """
         self._post([name], encode(message), owned=owned)
 
@@ -702,35 +697,34 @@ class PrimaryTransport(Transport):
         owned: bool = False,
         deadline_s: float | None = None,
     ) -> None:
-        """Send one message to several secondaries; see :meth:`send`.
+        """Send a message to several secondaries; see :meth:`send`.
 
         Args:
             names: The secondaries.
-            message: What is sent.
-            owned: Whether nobody will change its arrays any more.
-            deadline_s: Seconds that they may take to take it in; default: ``busy_timeout_s``.
+            message: The message.
+            owned: Whether the caller will not change the arrays any more.
+            deadline_s: Seconds for the secondaries to read it; default: ``busy_timeout_s``.
 
         Reveals:
-            To each of ``names``: the message, as its kind says; to others: its size.
+            To each of ``names``: the message, as its kind describes; to observers: its size.
         """
         self._post(names, encode(message), owned=owned, deadline_s=deadline_s)
 
     def relay(self, name: str, message: Message, *, received: Message) -> None:
-        """Pass on to one secondary what another one sent, without waiting until it is taken in.
+        """Relay one secondary's message to another, without waiting until it is read.
 
-        While it is under way it counts among what waits of its sender, which is held back when
-        that is too much.
+        Until it is sent, it counts among its sender's waiting messages, whose number is bounded.
 
         Args:
-            name: Whom it is for.
-            message: What is sent.
-            received: As it came.
+            name: Rank of the receiver.
+            message: The message.
+            received: The message as it was received.
 
         Raises:
-            ProtocolError: Or the kind of it that fits the federation's failure.
+            ProtocolError: Or a subclass, for the federation's failure.
 
         Reveals:
-            To the secondary ``name``: the message, as its kind says; to others: its size.
+            To the secondary ``name``: the message, as its kind describes; to observers: its size.
         """
         self.check()
         origin = self._connection(received.sender)
@@ -740,21 +734,21 @@ class PrimaryTransport(Transport):
     def receive(
         self, name: str, kind: Kinds, *, round_number: int | None, deadline_s: float
     ) -> Message:
-        """Return the next message of one secondary, which must be what is due.
+        """Return the next message of one secondary, which must be of the expected kind and round.
 
         Args:
             name: The secondary.
-            kind: What is due; one kind or several.
-            round_number: The round it must belong to; None takes any.
+            kind: The expected kind or kinds.
+            round_number: The message's round; None accepts any.
             deadline_s: Seconds to wait.
 
         Raises:
-            ProtocolError: If something else came; every party is told.
-            PartyTimeoutError: If nothing came in time; every party is told.
-            PartyFailedError: If a party of the federation has failed meanwhile.
+            ProtocolError: If another message arrived; all parties are notified.
+            PartyTimeoutError: If nothing arrived in time; all parties are notified.
+            PartyFailedError: If a party of the federation has failed.
 
         Reveals:
-            Nothing; what came was revealed by its sender.
+            Nothing more than the sender has revealed.
         """
         return self._receive_first([name], kind, round_number=round_number, deadline_s=deadline_s)
 
@@ -767,20 +761,21 @@ class PrimaryTransport(Transport):
         begin: float | None = None,
         turn_of: Collection[str] = (),
     ) -> Message:
-        """Return the next message of the secondary that is first, of any round.
+        """Return the first message from any of these secondaries, of any round.
 
         Args:
             names: The secondaries.
-            kind: What is due; one kind or several.
+            kind: The expected kind or kinds.
             deadline_s: Seconds to wait.
-            begin: Since when, by ``time.monotonic``; None: from now on.
-            turn_of: Those that are named if nothing comes, for it is their turn; default: all.
+            begin: Start of the wait by ``time.monotonic``; None: now.
+            turn_of: Secondaries whose turn it is, which the error names after a timeout; default:
+                all.
 
         Raises:
-            ProtocolError: And its kinds, as :meth:`receive` does.
+            ProtocolError: Or a subclass, as :meth:`receive`.
 
         Reveals:
-            Nothing; what came was revealed by its sender.
+            Nothing more than the sender has revealed.
         """
         return self._receive_first(
             names,
@@ -794,13 +789,13 @@ class PrimaryTransport(Transport):
     def receive_each(
         self, names: Collection[str], kind: Kinds, *, round_number: int | None, deadline_s: float
     ) -> Iterator[Message]:
-        """Yield one message of each secondary as they arrive, within one common deadline.
+        """Yield one message of each secondary in the order of arrival, within one common timeout.
 
         Raises:
-            ProtocolError: And its kinds, as :meth:`receive` does.
+            ProtocolError: Or a subclass, as :meth:`receive`.
 
         Reveals:
-            Nothing; what came was revealed by its sender.
+            Nothing more than the sender has revealed.
         """
         begin, waiting = time.monotonic(), set(names)
         while waiting:
@@ -818,14 +813,14 @@ class PrimaryTransport(Transport):
 
 
 class SecondaryTransport(Transport):
-    """A secondary's end: dials out, and talks to the primary alone.
+    """A secondary's end of the star: dials out to the primary.
 
     Args:
         address: Host and port of the primary.
-        identity: This party's own, with the primary's certificate among the trusted.
+        identity: This party's identity, which trusts the primary's certificate.
         pinned: Public text of every party, from the federation file.
         ranks: Rank by name; the primary has 0.
-        limits: Deadlines and sizes.
+        limits: Timeouts and sizes.
 
     Raises:
         ConfigError: If an identity or certificate is missing or not valid now.
@@ -835,26 +830,26 @@ class SecondaryTransport(Transport):
     session = b""
 
     def connect(self, deadline_s: float, *, returning: bool = False) -> None:
-        """Dial until the primary answers, prove this party's identity and learn the session.
+        """Dial until the primary answers, prove this party's identity, and join the session.
 
         Args:
-            deadline_s: Seconds until the primary must have let this party in.
-            returning: Whether the primary may not know yet that it has lost this party, and turn
-                it away because of its first connection; it calls again then.
+            deadline_s: Seconds for the primary to let this party in.
+            returning: Whether the primary may still hold an earlier connection of this party and
+                therefore refuse it; this party then calls again.
 
         Raises:
             PartyAbsentError: If the primary does not let this party in in time.
-            AuthenticationError: If time is over, and an end had not accepted the other's identity.
-            ProtocolError: If the primary counts the parties otherwise, or speaks another protocol.
+            AuthenticationError: If one end had not accepted the other's identity by then.
+            ProtocolError: If the primary has other ranks, or speaks another protocol.
             PartyFailedError: If the primary turns this party away.
 
         Reveals:
-            To the primary, and on the wire to anybody: that this party takes part.
+            To the primary, and to observers of the network: that this party takes part.
         """
         checks.positive(deadline_s=deadline_s)
         dialling = Dialling(
             address=self._address,
-            context=tls_context(self._identity, self._peers, server=False),
+            context=tls.tls_context(self._identity, self._peers, server=False),
             peer=self.primary,
             pinned=self._pinned[self.primary],
             own_name=self.name,
@@ -869,14 +864,14 @@ class SecondaryTransport(Transport):
 
     @property
     def waiting(self) -> int:
-        """Messages of the primary that have come and were not received yet."""
+        """Number of the primary's messages that wait to be received."""
         return len(self._connection(self.primary).incoming)
 
     def send(self, message: Message, *, owned: bool = False) -> None:
-        """Send one message to the primary; see :meth:`PrimaryTransport.send`.
+        """Send a message to the primary; see :meth:`PrimaryTransport.send`.
 
         Reveals:
-            To the primary: the message, as its kind says; to others: its size.
+            To the primary: the message, as its kind describes; to observers: its size.
         """
         self._post([self.primary], encode(message), owned=owned)
 
@@ -892,14 +887,15 @@ class SecondaryTransport(Transport):
         """Return the primary's next message; see :meth:`PrimaryTransport.receive_any`.
 
         Args:
-            kind: What is due; one kind or several.
-            round_number: The round it must belong to; None takes any.
+            kind: The expected kind or kinds.
+            round_number: The message's round; None accepts any.
             deadline_s: Seconds to wait.
-            begin: Since when, by ``time.monotonic``; None: from now on.
-            turn_of: Those whose messages it should pass on, if it is not the primary's own turn.
+            begin: Start of the wait by ``time.monotonic``; None: now.
+            turn_of: Parties whose messages the primary should relay, if it is not the primary's own
+                turn.
 
         Reveals:
-            Nothing; what came was revealed by its sender.
+            Nothing more than the sender has revealed.
         """
         return self._receive_first(
             [self.primary],

@@ -66,23 +66,23 @@ LISTED = {
     ),
     "federation/rounds/network_primary.py NetworkPrimary._train_epoch": ("batches", RUN_STREAM),
     "federation/rounds/fitted_primary.py CorrectionFit.__call__": ("folds", *STREAM_ORDER),
-    "federation/rounds/updates.py DropoutStream.__init__": (
+    "federation/rounds/dropout.py DropoutStream.__init__": (
         "dropout",
         RUN_SEED,
         "torch.Generator",
         ".manual_seed",
     ),
-    "federation/rounds/updates.py DropoutStream._get": (
+    "federation/rounds/dropout.py DropoutStream._get": (
         "dropout",
         "torch.cuda.get_rng_state",
         "torch.get_rng_state",
     ),
-    "federation/rounds/updates.py DropoutStream._set": (
+    "federation/rounds/dropout.py DropoutStream._set": (
         "dropout",
         "torch.cuda.set_rng_state",
         "torch.set_rng_state",
     ),
-    "federation/rounds/updates.py DropoutStream.generator": ("dropout", "torch.Generator"),
+    "federation/rounds/dropout.py DropoutStream.generator": ("dropout", "torch.Generator"),
     "linkage/links.py noised_similarities": (
         "a test's insecure_seed",
         "numpy.random.default_rng",

@@ -8,7 +8,8 @@ from jaxtyping import TypeCheckError
 from securevfl.core import checks
 from securevfl.dp.accountant import epsilon_of
 from securevfl.federation.messages import EpochMark
-from securevfl.models.layers import finite, key_grid
+from securevfl.models.fet.positions import key_grid
+from securevfl.models.layers import finite
 from securevfl.models.tasks import TaskHead
 
 

@@ -18,8 +18,9 @@ from typing import Any
 import torch
 
 from securevfl.cli.main import main
+from securevfl.federation.rounds.cached_release import CachedRelease
 from securevfl.federation.rounds.kept_rounds import CachedRows
-from securevfl.federation.rounds.release import CachedRelease, SecondaryRelease
+from securevfl.federation.rounds.release import SecondaryRelease
 from securevfl.federation.session import handshake
 from securevfl.transport.framing import FrameReader
 from securevfl.transport.message import Message, StarKind

@@ -11,7 +11,6 @@ from unittest.mock import patch
 _MODULES = (
     "securevfl.dp.labels",
     "securevfl.dp.ring_noise",
-    "securevfl.federation.rounds.cut",
     "securevfl.linkage.sampling",
     # Of x on shares CrypTen's truncation is wrong with probability |x| 2^-64 in its own units.
     "securevfl.mpc.dealt_tuples",

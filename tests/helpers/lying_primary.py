@@ -38,7 +38,8 @@ from securevfl.federation.messages import (
 )
 from securevfl.federation.over_star import serve
 from securevfl.federation.rounds.secondary import EpochSaver, Secondary
-from securevfl.federation.run_plan import Purpose, RunFacts, RunPlan, plan_run, run_facts
+from securevfl.federation.run_facts import RunFacts, run_facts
+from securevfl.federation.run_plan import Purpose, RunPlan, plan_run
 from securevfl.federation.session.handshake import require_own_run
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.spec import LinkedSecondary
@@ -254,7 +255,7 @@ class Played:
             files=checkpoints.files,
             device=torch.device("cpu"),
         )
-        if facts.resume_epoch and not plan.frozen:
+        if facts.resume_epoch and not plan.regime.releases_once:
             checkpoints.load(facts.resume_epoch, partial(self.secondary.resume, facts.resume_epoch))
         self.noises[self.session] = _noise_of(self.secondary, plan)
         self.line = Line()
@@ -375,7 +376,7 @@ def honest(plan: RunPlan, *, released: int) -> Iterator[Step]:
 
     epoch = facts.resume_epoch
     start = max(0, (released - 1) // BATCH * BATCH)
-    while plan.frozen:
+    while plan.regime.releases_once:
         for rows in batches(np.arange(start, facts.rows)):
             yield round_of(rows, "release")
         start = 0

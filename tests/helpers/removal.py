@@ -31,8 +31,10 @@ from securevfl.core.errors import SecureVflError
 from securevfl.core.progress import ProgressEvent, RoundDone, unheard
 from securevfl.data.rows import RowSplit
 from securevfl.data.tables import PartyTable
-from securevfl.dp import class_sums
+from securevfl.dp import class_sums, moments
 from securevfl.dp.events import Unit
+from securevfl.dp.moments import noised_moments
+from securevfl.dp.noised_counts import cell_counts, noised_ranks, noised_rows
 from securevfl.dp.ring_noise import RingNoise
 from securevfl.dp.sensitivity import gradient_sensitivity
 from securevfl.federation import build, encoder_fitting, link_counts
@@ -41,7 +43,8 @@ from securevfl.federation.rounds import updates
 from securevfl.federation.rounds.exchanges import Exchange, RoundExchange
 from securevfl.federation.rounds.release import SecondaryRelease
 from securevfl.federation.rounds.secondary import Secondary
-from securevfl.federation.run_plan import Purpose, RunPlan, plan_run, run_facts
+from securevfl.federation.run_facts import run_facts
+from securevfl.federation.run_plan import Purpose, RunPlan, plan_run
 from securevfl.federation.session.peers import PeersHere
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage import sampling
@@ -192,15 +195,15 @@ Say = Callable[[str, Tensor, Callable[[], Any]], Any]
 @contextmanager
 def mechanisms_overheard(say: Say) -> Iterator[None]:
     """Give every fitted statistic and update to ``say``, and take its answer."""
-    fitted, noised = class_sums.noised_moments, updates.GradientNoise.add_noise
-    ranked, counted = class_sums.noised_ranks, class_sums.noised_rows
+    fitted, noised = noised_moments, updates.GradientNoise.add_noise
+    ranked, counted = noised_ranks, noised_rows
 
     def statistics(records: np.ndarray, **settings: float) -> Any:
         exact = exact_moments(records, **settings)
         return say("moments", exact, lambda: fitted(records, **settings))
 
     def ranks(values: np.ndarray, edges: np.ndarray, **settings: float) -> Any:
-        exact = torch.from_numpy(class_sums.cell_counts(values, edges)) / values.shape[1] ** 0.5
+        exact = torch.from_numpy(cell_counts(values, edges)) / values.shape[1] ** 0.5
         return say("ranks", exact, lambda: ranked(values, edges, **settings))
 
     def linked_rows(count: int, **settings: Any) -> Any:
@@ -228,8 +231,8 @@ def exact_moments(records: np.ndarray, *, radius: float, noise_multiplier: float
         deviations.append(std)
         return np.zeros((size, size))
 
-    with mock.patch.object(class_sums, "symmetric_noise", silent):
-        found = class_sums.noised_moments(records, radius=radius, noise_multiplier=noise_multiplier)
+    with mock.patch.object(moments, "symmetric_noise", silent):
+        found = noised_moments(records, radius=radius, noise_multiplier=noise_multiplier)
     bound = deviations[0] / noise_multiplier
     unit = 2.0 ** round(math.log2(bound / (1.25 * radius**2)) / 2)
     first = np.concatenate([[math.trunc(radius / 2 * unit)], found.mean * unit])

@@ -16,20 +16,16 @@ from helpers.discrete_gaussian import (
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
-from securevfl.dp.accountant import noise_multiplier_for, pld_epsilon, rdp_epsilon, renyi_divergence
+from securevfl.dp.accountant import pld_epsilon
 from securevfl.dp.budget import Budget
+from securevfl.dp.calibration import noise_multiplier_for
 from securevfl.dp.events import EntitySampledRelease, Neighbouring, SampledRelease, Unit
 from securevfl.dp.gaussian import gaussian_delta, gaussian_epsilon, gaussian_noise_multiplier
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
-from securevfl.dp.sensitivity import (
-    expected_recoveries,
-    honest_parties,
-    noise_share_std,
-    recovery_bound,
-    similarity_noise_std,
-    sum_sensitivity,
-)
+from securevfl.dp.renyi import rdp_epsilon, renyi_divergence
+from securevfl.dp.sensitivity import honest_parties, noise_share_std, sum_sensitivity
+from securevfl.dp.similarity_noise import expected_recoveries, recovery_bound, similarity_noise_std
 from securevfl.lab.accountants import amplified_epsilon, average_std
 
 Inputs = Mapping[str, Any]

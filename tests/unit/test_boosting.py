@@ -10,7 +10,8 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 from securevfl.core.conventions import derive_seed
 from securevfl.core.errors import DataError
 from securevfl.lab.datasets import load_builtin
-from securevfl.lab.pooled_methods import BoostingConfig, fit_boosting
+from securevfl.lab.methods import BoostingConfig
+from securevfl.lab.pooled_methods import fit_boosting
 from securevfl.models.tasks import TaskHead
 
 QUICK = BoostingConfig(iterations=15)

@@ -10,13 +10,8 @@ from torch import Tensor, nn
 
 from securevfl.models.fet.attention import Attention
 from securevfl.models.fet.family import FeTFamily, FeTTop
-from securevfl.models.fet.fet_bottom import (
-    DynamicMask,
-    FeTBottom,
-    FourierPositions,
-    attention_bias,
-    fourier_positions,
-)
+from securevfl.models.fet.fet_bottom import DynamicMask, FeTBottom, attention_bias
+from securevfl.models.fet.positions import FourierPositions, fourier_positions
 from securevfl.models.fet.settings import FeTConfig
 from securevfl.models.frozen import FrozenBottom
 from securevfl.models.layers import initialise

@@ -14,7 +14,7 @@ from securevfl.desk.report.verify import verify_run
 from securevfl.dp.statement import suspicion_in_words
 from securevfl.ledger.book import LABELS
 from securevfl.ledger.chain import read_chain
-from securevfl.ledger.ledger import lines_of_run
+from securevfl.ledger.ledger_file import lines_of_run
 from securevfl.runtime import run_folder
 from securevfl.runtime.run_folder import own_folders
 

@@ -24,8 +24,8 @@ from securevfl.desk.report.overview import (
 )
 from securevfl.desk.report.partner_worth import readings, sampled_in_words
 from securevfl.desk.report.secondary_page import TEMPLATES, write_secondary_pages
-from securevfl.federation.run_plan import predictions_in_words
-from securevfl.federation.session.membership import absences_in_words
+from securevfl.federation.prediction_budget import predictions_in_words
+from securevfl.federation.session.attendance import absences_in_words
 from securevfl.models.task_metrics import metrics_of
 from securevfl.runtime import metrics_file, run_folder
 

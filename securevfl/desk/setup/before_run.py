@@ -17,9 +17,10 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.sections import parse_address
 from securevfl.core import errors
 from securevfl.federation.session.handshake import transport_limits
-from securevfl.transport.identity import Identity, check_pins, expiring
+from securevfl.transport.identity import Identity, expiring
 from securevfl.transport.message import DeclaredMessage, Message, MessageKind
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport, new_session
+from securevfl.transport.tls import check_pins
 from securevfl.version import __version__
 
 LEAST_FREE_BYTES: Final = 2**30
@@ -156,11 +157,10 @@ def look_at_peers(
     Reveals:
         To every peer: this party's version, its clock, and the federation file's digest.
     """
-    assert config.primary.address is not None, "checked with the federation file"
     primary, work = config.primary.name, config.waits.work
     work_s = work.primary_s if identity.name == primary else work.for_primary_s
     limits = transport_limits(config, work_s=work_s)
-    place = parse_address(listen or config.primary.address)
+    place = parse_address(listen or config.address)
     pinned = pinned_by(config)
     try:
         if identity.name == primary:

@@ -18,14 +18,10 @@ from securevfl.desk.setup.file_problems import Collected
 from securevfl.desk.setup.party_check import PartyCheck, check_party
 from securevfl.dp.labels import labels_total
 from securevfl.dp.statement import of_labels
+from securevfl.federation.prediction_budget import predictions_in_words
 from securevfl.federation.released_labels import label_release
-from securevfl.federation.run_plan import (
-    RunFacts,
-    RunPlan,
-    plan_run,
-    predictions_in_words,
-    run_facts,
-)
+from securevfl.federation.run_facts import RunFacts, run_facts
+from securevfl.federation.run_plan import RunPlan, plan_run
 from securevfl.linkage.stage.candidates import repeated_key_warnings
 from securevfl.runtime.run_options import warnings_about
 
@@ -78,7 +74,7 @@ class Check:
             "unit": self.plan.config.privacy.unit,
             "noise_share_std": tau,
             "sensitivity": releases.sensitivity(),
-            "of": "all releases together" if self.plan.frozen else "one round",
+            "of": "all releases together" if self.plan.regime.releases_once else "one round",
             "clip_norm": self.plan.config.privacy.clip_norm,
             "statement": releases.statement(tau).text,
             "labels": self._labels(),
@@ -214,7 +210,7 @@ def _plan(check: Check, config: FederationConfig, primary: PartyCheck | None) ->
     try:
         if table is not None:
             facts = run_facts(config, table)[1]
-        elif config.privacy.encoder == "frozen":
+        elif config.regime.releases_once:
             facts = RunFacts(
                 rows=_SOME_ROWS,
                 train_rows=_SOME_ROWS - 2,

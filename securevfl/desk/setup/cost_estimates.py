@@ -68,7 +68,7 @@ def estimate_costs(plan: RunPlan, table: PartyTable, keys: KeyTable | None) -> C
     received = secondaries * releases.row_releases * per_row + releases.rounds * _ROUND_BYTES
     sent = secondaries * (8 * releases.row_releases + releases.rounds * _ROUND_BYTES)
     steps: float = config.epochs * -(-plan.facts.train_rows // config.training.batch_size)
-    if not plan.frozen:
+    if plan.regime.learns:
         positions, width = config.family.cut_shape(config.model)
         trained = config.epochs * plan.facts.train_rows
         sent += secondaries * 4 * positions * width * trained
@@ -77,7 +77,7 @@ def estimate_costs(plan: RunPlan, table: PartyTable, keys: KeyTable | None) -> C
     # Of the primary alone, the network: trees take a few seconds where it takes a minute.
     network = BaselineConfig()
     network_steps = network.epochs * -(-plan.facts.train_rows // network.batch_size)
-    parties = 1 if plan.frozen else 1 + secondaries
+    parties = 1 + secondaries if plan.regime.learns else 1
     if isinstance(config.model, AssistConfig):
         # Beside a fit it is not known what a step of a network takes, which is little.
         step, steps = secondaries * _fit_seconds(config.model, table, plan), config.epochs

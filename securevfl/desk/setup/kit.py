@@ -63,8 +63,7 @@ def provision(federation: Path, name: str, out: Path, *, days: int, renew: bool 
             folder.rename(out / f"{IDENTITY}-until-{today:%Y-%m-%d-%H%M%S}")
         except OSError as error:
             raise ConfigError(f"{folder}: cannot be renewed ({error.strerror})") from None
-    assert config.primary.address is not None, "checked with the federation file"
-    host, port = parse_address(config.primary.address)
+    host, port = parse_address(config.address)
     listens = party.name == config.primary.name
     own = identity.own_identity(name, folder, valid_days=days, hosts=[host] if listens else [])
     if not (out / FEDERATION).exists():

@@ -224,7 +224,7 @@ def _take(
             )
         if config.encoder is not None:
             try:
-                build_encoder(config, party, num_features=features.shape[1])
+                build_encoder(config, config.encoder, party, num_features=features.shape[1])
             except DataError as error:
                 party_check.problems.append(str(error))
     party_check.problems += _scaling_problems(party, schema, features, where=where)

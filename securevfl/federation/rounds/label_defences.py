@@ -20,6 +20,7 @@ from securevfl.core.conventions import unseeded_normal
 from securevfl.core.devices import to_device
 from securevfl.dp.clipping import clip_rows
 from securevfl.federation.rounds import cut
+from securevfl.federation.rounds.iso_noise import with_iso_noise
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +96,7 @@ def protect_gradient(
         gradient = clip_rows(gradient, training.clip_gradients / len(gradient))
     if training.marvell:
         gradient = with_marvell_noise(gradient, targets == 1, power=training.marvell)
-    return cut.with_iso_noise(gradient, training.iso_gradients)
+    return with_iso_noise(gradient, training.iso_gradients)
 
 
 def with_marvell_noise(

@@ -14,15 +14,22 @@ from securevfl.core.devices import read_together
 from securevfl.core.progress import Observer, RoundDone
 from securevfl.data.rows import training_batches
 from securevfl.federation.messages import AverageRequest, RoundPlan
-from securevfl.federation.rounds import cut, primary
+from securevfl.federation.rounds import primary
+from securevfl.federation.rounds.dropout import DropoutStream
 from securevfl.federation.rounds.exchanges import Exchange
 from securevfl.federation.rounds.label_defences import DrawnLabels, protect_gradient
 from securevfl.federation.rounds.release import refuse_lost
-from securevfl.federation.rounds.updates import DropoutStream, set_gradients
+from securevfl.federation.rounds.updates import set_gradients
 from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.session.peers import average_weights
 from securevfl.models.alone.choice import choose_scale
-from securevfl.models.layers import PositionsTaken, alignment
+from securevfl.models.fet.positions import (
+    PositionsTaken,
+    alignment,
+    load_positions,
+    position_weights,
+    positions_around,
+)
 from securevfl.models.optimisers import PacedOptimizer
 
 
@@ -139,13 +146,13 @@ class NetworkPrimary(primary.Primary):
         mean = average_weights(
             self.exchange.peers,
             AverageRequest(round_number=number),
-            cut.position_weights(self.top),
+            position_weights(self.top),
             weight=1,
             number=number,
         )
         if self._positions_taken is None:
-            self._positions_taken = cut.positions_around(self.top, mean)
-        cut.load_positions(self.top, mean)
+            self._positions_taken = positions_around(self.top, mean)
+        load_positions(self.top, mean)
 
     def explanation(self, others: Mapping[str, PositionsTaken]) -> dict[str, Any]:
         """Return the top model's explanation, and how the first average aligned its encodings."""

@@ -22,7 +22,7 @@ from securevfl.federation.rounds.top_model import PrimaryInputs, TopModel
 from securevfl.federation.run_plan import RunPlan
 from securevfl.models.alone.choice import Decision, choose_scale, decide, mix_outputs
 from securevfl.models.family import Explained
-from securevfl.models.layers import PositionsTaken
+from securevfl.models.fet.positions import PositionsTaken
 from securevfl.models.tasks import HALF, Metrics, TaskHead
 
 VALIDATION: Final = "validation_"

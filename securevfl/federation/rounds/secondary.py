@@ -23,21 +23,17 @@ from securevfl.core.errors import ProtocolError
 from securevfl.federation.checkpoint import Checkpoints
 from securevfl.federation.messages import AverageRequest, EpochMark, Gradient, Mean, RoundPlan
 from securevfl.federation.rounds import cut
+from securevfl.federation.rounds.cached_release import CachedRelease
+from securevfl.federation.rounds.dropout import DropoutStream
 from securevfl.federation.rounds.label_defences import distance_correlation
 from securevfl.federation.rounds.own_records import (
     gather_records,
     represent_distinct,
     represent_linked,
 )
-from securevfl.federation.rounds.release import (
-    CachedRelease,
-    SecondaryRelease,
-    refuse_lost,
-    require_finite,
-)
+from securevfl.federation.rounds.release import SecondaryRelease, refuse_lost, require_finite
 from securevfl.federation.rounds.updates import (
     BackwardStep,
-    DropoutStream,
     GradientNoise,
     LinkedRecords,
     PlainBackwardStep,
@@ -51,7 +47,13 @@ from securevfl.models.building import Forward
 from securevfl.models.building import row_by_row as each_row
 from securevfl.models.cuda_graphs import Network
 from securevfl.models.family import DistinctBottom, ExplainedBottom, Stackable
-from securevfl.models.layers import PositionsTaken, alignment
+from securevfl.models.fet.positions import (
+    PositionsTaken,
+    alignment,
+    load_positions,
+    position_weights,
+    positions_around,
+)
 from securevfl.models.optimisers import PacedOptimizer
 from securevfl.mpc import codec
 from securevfl.mpc.sum_to import encode_weighted
@@ -219,7 +221,7 @@ class Secondary:
             AverageRequest: Handler(self._add_positions),
             Mean: Handler(
                 self._load_positions,
-                lambda: {"shapes": shapes_of(cut.position_weights(self.bottom))},
+                lambda: {"shapes": shapes_of(position_weights(self.bottom))},
                 follows=True,
             ),
             EpochMark: Handler(end),
@@ -408,10 +410,9 @@ class Secondary:
 
     @property
     def learns_plainly(self) -> bool:
-        """Whether it computes what every secondary with a trained encoder does."""
+        """Whether it learns by steps of whole batches, without noise or an extra loss."""
         return (
-            type(self) is Secondary
-            and self.optimizer is not None
+            self.optimizer is not None
             and self.gradient_noise is None
             and not self.row_by_row
             and not self.decorrelates
@@ -426,7 +427,7 @@ class Secondary:
         number = request.round_number
         self.validator.validate_average(number)
         parties = len(self.validator.limits.ranks) + 1
-        words = encode_weighted(cut.position_weights(self.bottom), weight=1, parties=parties)
+        words = encode_weighted(position_weights(self.bottom), weight=1, parties=parties)
         reply.add(words, round_number=number)
         return Mean
 
@@ -436,8 +437,8 @@ class Secondary:
             name: torch.from_numpy(value).to(self.device) for name, value in mean.values.items()
         }
         if self.positions_taken is None:
-            self.positions_taken = cut.positions_around(self.bottom, weights)
-        cut.load_positions(self.bottom, weights)
+            self.positions_taken = positions_around(self.bottom, weights)
+        load_positions(self.bottom, weights)
 
     def explanation(self) -> dict[str, Any]:
         """Return the bottom model's explanation of links; empty if it has none.

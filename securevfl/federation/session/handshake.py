@@ -12,20 +12,18 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.sections import parse_address
 from securevfl.core.errors import AuthenticationError, ConfigError, ProtocolError
 from securevfl.federation.messages import PROTOCOL_VERSION, RUN_ID, Hello, RoundKind, Welcome
-from securevfl.federation.run_plan import RunFacts
+from securevfl.federation.run_facts import RunFacts
 from securevfl.federation.session.membership import (
     absent_names,
     callers_in_predictions,
     require_active,
 )
-from securevfl.mpc.masks import KeyOffer, SessionKey
+from securevfl.mpc.session_key import KeyOffer, SessionKey
 from securevfl.transport.channels import CallerChannels, Kinds, SealedChannel
 from securevfl.transport.connection import TransportLimits
 from securevfl.transport.identity import Identity, verify
 from securevfl.transport.message import Message
 from securevfl.transport.star import SecondaryTransport
-
-# How a session begins: same file, same people, fresh keys that the relay cannot swap.
 
 # A greeting has some 100 bytes for each party, and the epochs that its sender has saved.
 _GREETING_BYTES: Final = 1 << 20
@@ -159,11 +157,11 @@ def require_own_run(
         raise ProtocolError(_other_run("this party", run, primary, theirs))
     if not run or facts.predicts:
         return
-    # Of a frozen run only the primary has epochs: encoders stay as they are.
-    frozen = config.privacy.encoder == "frozen"
+    saves = config.regime.saves_epochs
     behind = config.continues_on_loss and max(epochs, default=0) < facts.resume_epoch
-    wants = {} if frozen or behind else {"epoch": (facts.resume_epoch, epochs)}
+    wants = {} if behind or not saves else {"epoch": (facts.resume_epoch, epochs)}
     wants["stage step"] = (facts.resume_stage, stage_steps)
+
     for what, (number, own) in wants.items():
         if number and number not in own:
             raise ProtocolError(
@@ -171,7 +169,7 @@ def require_own_run(
                 f"start afresh with another --out"
             )
     # No party can be further than one epoch before all have saved it.
-    if not frozen and not facts.resume_epoch and max(epochs, default=0) > 1:
+    if saves and not facts.resume_epoch and max(epochs, default=0) > 1:
         raise ProtocolError(
             f"{primary!r} wants run {run} to begin again, of which this party has epoch "
             f"{max(epochs)}; start another run with another --out"
@@ -358,10 +356,9 @@ def join_session(
         To the primary: that this party takes part, the file's hash, its public key of the session,
         the run and the epochs. To the other callers: that public key.
     """
-    assert config.primary.address is not None, "checked with the federation file"
     wait = config.waits.joining(patience_s)
     transport = SecondaryTransport(
-        parse_address(config.primary.address),
+        parse_address(config.address),
         identity,
         pinned,
         config.ranks,

@@ -8,13 +8,15 @@ from typing import Final
 
 from securevfl.config.federation import FederationConfig
 from securevfl.core import files
-from securevfl.core.errors import StorageError
-from securevfl.core.files import EventLog
+from securevfl.core.errors import PrivacyError, StorageError
+from securevfl.core.logs import EventLog
 from securevfl.data.tables import KeyTable
 from securevfl.federation.checkpoint import Checkpoints, used_folder
-from securevfl.federation.run_plan import PredictionBudget, RunPlan, prediction_budget
+from securevfl.federation.prediction_budget import PredictionBudget, prediction_budget
+from securevfl.federation.run_plan import RunPlan
 from securevfl.ledger.book import Outlook, ProgramUse
-from securevfl.ledger.ledger import Book, Ledger, LedgerFile, ledger_of_table, require_rows
+from securevfl.ledger.ledger import Ledger, require_rows
+from securevfl.ledger.ledger_file import Book, LedgerFile, ledger_of_table
 
 LOG_FILE: Final = "log.jsonl"
 
@@ -53,8 +55,13 @@ class PartyFiles:
 
     @property
     def ledger(self) -> Ledger:
-        """The party's ledger, once :meth:`open_ledger` has opened it."""
-        assert self._ledger is not None, "opened when the run is planned"
+        """The party's ledger, once :meth:`open_ledger` has opened it.
+
+        Raises:
+            PrivacyError: If it is not open.
+        """
+        if self._ledger is None:
+            raise PrivacyError(f"{self.party}: no ledger is open, so nothing can be charged")
         return self._ledger
 
     def log(self, event: str, **fields: object) -> None:

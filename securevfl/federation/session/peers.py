@@ -18,8 +18,6 @@ from securevfl.federation.messages import Mean
 from securevfl.mpc.sum_to import InProcessSum, Words, decode_mean, encode_weighted
 from securevfl.transport.message import DeclaredMessage, Message, MessageKind, TypedMessage
 
-# A secondary's side of a stage: handlers, and how they answer.
-
 M = TypeVar("M", bound=DeclaredMessage)
 
 
@@ -137,9 +135,6 @@ class HandlerTable:
     def _not_due(self, kind: MessageKind, number: int) -> ProtocolError:
         due = " or ".join(message_kind.name for message_kind in self.kinds)
         return ProtocolError(f"{kind.name} of round {number} where {due} was due")
-
-
-# The primary's side of a stage: all secondaries, in this process or over the star.
 
 
 class Peers(ABC):
@@ -306,9 +301,6 @@ class ReplyHere:
             Nothing leaves the process.
         """
         self.words.append(words)
-
-
-# The mean of all parties' weights, of which every party learns the mean alone.
 
 
 def average_weights(

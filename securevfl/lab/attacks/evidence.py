@@ -13,9 +13,9 @@ from torch import Tensor
 
 from securevfl.config.federation import FederationConfig
 from securevfl.core.errors import ConfigError
-from securevfl.federation.checkpoint import DamagedError, read_state
 from securevfl.federation.rounds.recording import AVERAGE, FILE
 from securevfl.federation.run_plan import pools
+from securevfl.federation.state_folder import DamagedError, read_state
 from securevfl.runtime.run_folder import federation_of_run, read_figures
 
 
@@ -183,7 +183,7 @@ class Evidence:
         """Channel through which encoders have learned labels; None if there is none."""
         if not self.config.family.learns_by_gradients:
             return "residuals"
-        if self.privacy["encoder"] != "frozen":
+        if self.config.regime.learns:
             return "gradients"
         return "labels that class means are fitted to" if self.config.encoder_reads_labels else None
 
@@ -229,7 +229,7 @@ class Evidence:
 
         A frozen run has averages of all rows, any other run of its test rows.
         """
-        last = ("release",) if self.privacy["encoder"] == "frozen" else ("test",)
+        last = ("release",) if self.config.regime.releases_once else ("test",)
         lines = [line for line in self.primary.of_kind(AVERAGE) if line["purpose"] in last]
         if not lines:
             return np.empty(0, dtype=np.int64), np.empty((0, 0))

@@ -27,7 +27,7 @@ from securevfl.core import files
 from securevfl.core.conventions import stream
 from securevfl.core.errors import ConfigError
 from securevfl.data.tables import PartyTable
-from securevfl.federation.run_plan import run_facts
+from securevfl.federation.run_facts import run_facts
 from securevfl.lab.attacks import attack, label_guesses
 from securevfl.lab.attacks.evidence import Evidence, UnavailableError
 from securevfl.runtime.run_options import RunOptions

@@ -32,10 +32,11 @@ from securevfl.data.rows import RowSplit
 from securevfl.data.tables import PartyTable
 from securevfl.dp.class_sums import SumFormat
 from securevfl.federation.build import bottom_at_work
-from securevfl.federation.checkpoint import StateFolder
+from securevfl.federation.rounds.cached_release import CachedRelease
 from securevfl.federation.rounds.primary import PrimaryData
-from securevfl.federation.rounds.release import CachedRelease
-from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run
+from securevfl.federation.run_facts import RunFacts
+from securevfl.federation.run_plan import RunPlan, plan_run
+from securevfl.federation.state_folder import StateFolder
 from securevfl.lab.audit.audit_size import worlds_needed
 from securevfl.lab.audit.audit_statistics import (
     AuditTest,

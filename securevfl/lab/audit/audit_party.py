@@ -21,7 +21,7 @@ from securevfl.federation.session import handshake
 from securevfl.lab.audit.audit_worlds import AuditStage
 from securevfl.lab.audit.settings import RELEASES, ROUNDS_EVENT, AuditSettings
 from securevfl.launch.child import end_with_launcher, report, report_failure
-from securevfl.mpc.masks import SessionKey
+from securevfl.mpc.session_key import SessionKey
 from securevfl.transport.connection import TransportLimits
 from securevfl.transport.identity import Identity
 from securevfl.transport.message import Done

@@ -1,1 +1,1 @@
-"""Local baseline: the best model of the primary without partners, and the gain over it."""
+"""Local baseline: the primary's best model without partners, and the gain over it."""

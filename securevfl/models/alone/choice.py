@@ -12,21 +12,16 @@ still be the worse one.
 """
 
 import itertools
-import pkgutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Literal
 
 import numpy as np
-import safetensors.torch
 import torch
 from jaxtyping import Float, Float32, Int64, Shaped
 from torch import Tensor
 
-from securevfl.core import checks
-from securevfl.core.errors import ConfigError
-from securevfl.core.files import require_unpackable
-from securevfl.core.threads import few_threads
+from securevfl.core.devices import few_threads
 from securevfl.models.alone.margins import (
     CrossFitted,
     MarginModel,
@@ -36,10 +31,7 @@ from securevfl.models.alone.margins import (
     refit,
 )
 from securevfl.models.alone.perceptron import BaselineConfig, NetworkModel, fit_network
-from securevfl.models.layers import MLP
 from securevfl.models.tasks import Metrics, TaskHead
-
-# The choice between the joint model and the local baseline.
 
 Used = Literal["joint", "alone"]
 """Model whose predictions are used: the joint one, or the local baseline."""
@@ -114,7 +106,7 @@ def choose_scale(
     joint: Float[Tensor, "rows outputs"],
     targets: Shaped[Tensor, " rows"],
 ) -> float:
-    """Return the lambda among 0, 0.05, ..., 1 with the smallest mean loss, the smallest of equals.
+    """Return the lambda in 0, 0.05, ..., 1 with the smallest mean loss; of equals, the smallest.
 
     Args:
         head: As in :func:`decide`.
@@ -138,7 +130,7 @@ def who_answers(
     alone: Float[Tensor, "rows outputs"],
     targets: Shaped[Tensor, " rows"],
 ) -> Used:
-    """Return the model that is used at a given lambda, by the rule of :func:`decide`."""
+    """Return the model to use at a given lambda, by the rule of :func:`decide`."""
     gain, error = _gain(head.row_losses(alone, targets) - head.row_losses(joint, targets))
     return "joint" if gain > error else "alone"
 
@@ -153,13 +145,11 @@ def _gain(differences: Float[Tensor, " rows"]) -> tuple[float, float]:
 def mix_outputs(
     base: Float[Tensor, "rows outputs"], joint: Float[Tensor, "rows outputs"], scale: float
 ) -> Float[Tensor, "rows outputs"]:
-    """Return (1 - lambda) base + lambda joint; a part with weight 0 may have any values."""
+    """Return (1 - lambda) base + lambda joint; a part with weight 0 may hold any values."""
     if scale in (0, 1):
         return joint if scale else torch.clone(base)
     return base + scale * (joint - base)
 
-
-# The local baseline: the primary's best model without partners.
 
 CONSTANT: Final = "constant"
 """The only candidate of a primary without inputs: the mean label, or the class shares."""
@@ -177,7 +167,7 @@ _AS_GOOD: Final = 1.001
 """Largest loss of simpler weights that are preferred, over the smallest loss."""
 
 Single = MarginModel | NetworkModel
-"""A single model."""
+"""Model of a single candidate, not averaged."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -239,14 +229,14 @@ class Alone:
     def margins(self, inputs: OwnInputs) -> Float32[np.ndarray, "rows outputs"]:
         """Return the chosen model's margins for rows.
 
-        They are not out of fold: for rows that it was fitted to, they are too good.
+        They are not out of fold, so they are too good for rows that it was fitted to.
         """
         return self.best.model.margins(inputs)
 
     def measure(
         self, inputs: OwnInputs, targets: Shaped[np.ndarray, " rows"]
     ) -> dict[str, Metrics]:
-        """Return every metric of labelled rows for each candidate.
+        """Return every metric on labelled rows, for each candidate.
 
         Args:
             inputs: The rows.
@@ -278,12 +268,12 @@ def fit_alone(
     fitted: Mapping[str, CrossFitted] | None = None,
     with_margins: bool = False,
 ) -> Alone:
-    """Fit every candidate to the training rows, and choose one or average several.
+    """Fit every candidate to the training rows; choose one, or average several.
 
     Validation rows are few, so they only decide which models are level with the best: within
-    :data:`LEVEL` standard errors of the mean difference in loss, paired by rows. These are also
-    fitted to folds of the training rows, and the weights of their average have the least mean loss
-    over training rows, out of fold, and validation rows. A weight of 1 is that candidate. Other
+    :data:`LEVEL` standard errors of the mean difference in loss, paired by rows. Level models are
+    also fitted to folds of the training rows, and averaged with the weights of least mean loss over
+    training rows (out of fold) and validation rows. A weight of 1 selects that candidate. Other
     rows are not used. Of equal candidates the simplest is chosen.
 
     Args:
@@ -291,7 +281,7 @@ def fit_alone(
         targets: Their labels as the head takes them.
         head: The task; its metric chooses among models that are not averaged.
         train: Rows to train on.
-        validation: Rows that choose: the models, the network's epoch, thresholds.
+        validation: Rows that choose models, the network's epoch and thresholds.
         seed: Run seed.
         network: The perceptron and its training; default: :class:`BaselineConfig`.
         fitted: Candidates that were already fitted to these training rows, by name; a new name is
@@ -300,7 +290,7 @@ def fit_alone(
 
     Raises:
         DataError: If there are no training or validation rows, or the metric is not defined for
-            one of them.
+            them.
 
     References:
         van der Laan, Polley and Hubbard, Super Learner, 2007: weights that are positive and sum to
@@ -321,7 +311,7 @@ def fit_alone(
 
 
 def _chosen(fits: "_Fits", *, with_margins: bool) -> Alone:
-    """Fit every candidate, and choose; :func:`fit_alone` says how."""
+    """Fit every candidate and choose, as :func:`fit_alone` describes."""
     inputs, targets, head = fits.inputs, fits.targets, fits.head
     train, validation = fits.train, fits.validation
     known = targets[validation]
@@ -365,7 +355,7 @@ def _chosen(fits: "_Fits", *, with_margins: bool) -> Alone:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Fits:
-    """Single models of one table, fitted to its training rows or to folds of them.
+    """Models of one table, fitted to its training rows or to folds of them.
 
     Fields are the arguments of :func:`fit_alone`.
     """
@@ -389,7 +379,7 @@ class _Fits:
         return fit_margins(name, inputs, targets, self.head, seed=self.seed)
 
     def margins(self, name: str, model: Single) -> Float32[np.ndarray, "rows outputs"]:
-        """Return a candidate's margins of all rows, out of fold on training rows."""
+        """Return a candidate's margins for all rows, out of fold for training rows."""
         if name in self.fitted:
             return self.fitted[name].margins
 
@@ -434,11 +424,11 @@ def _candidate(
 def level_with_best(
     losses: Mapping[str, Shaped[np.ndarray, " rows"]], *, also: str
 ) -> tuple[str, ...]:
-    """Return the names of the models that are level with the one of smallest mean loss.
+    """Return the models that are level with the one of smallest mean loss.
 
     Args:
         losses: Losses of the same rows, by model.
-        also: A model that is level at any loss: the best by another metric.
+        also: A model that counts as level in any case: the best by another metric.
     """
     least = min(losses, key=lambda name: float(losses[name].mean()))
     names = []
@@ -457,8 +447,8 @@ def best_weights(
 ) -> dict[str, float]:
     """Return the positive weights, in tenths, whose average has the smallest mean loss.
 
-    Among weights whose loss is within a thousandth of the smallest, the first are taken: fewer
-    models, then simpler ones.
+    Among weights with a loss within 0.1 % of the smallest, fewer models are preferred, then simpler
+    ones.
 
     Args:
         margins: Margins for rows that the models were not fitted to, by model, simplest first.
@@ -478,7 +468,7 @@ def best_weights(
 
 
 def _simplex(parts: int) -> Sequence[tuple[float, ...]]:
-    """Return all weights of ``parts`` models in steps, those of fewer models first."""
+    """Return all weights of ``parts`` models in tenths, those of fewer models first."""
     steps = itertools.product(range(_STEPS, -1, -1), repeat=parts)
     whole = [some for some in steps if sum(some) == _STEPS]
     whole.sort(key=lambda some: sum(weight > 0 for weight in some))
@@ -502,167 +492,3 @@ def _losses(
 
 # Serialisation: estimators by skops, the perceptron by safetensors. Neither runs code when it is
 # read; skops loads only types of a list.
-
-_TRUSTED: Final = (
-    "functools.partial",
-    "numpy.dtype",
-    "sklearn.ensemble._hist_gradient_boosting.predictor.TreePredictor",
-    "sklearn.utils.validation.check_array",
-)
-"""Types in the package's own estimators, in addition to those that skops trusts."""
-
-
-_NOT_OF_MODELS: Final = frozenset({"_testing", "conftest", "externals", "tests"})
-"""Modules of scikit-learn that contain no estimators."""
-
-
-def model_bytes(model: Model) -> tuple[bytes, dict[str, Any]]:
-    """Return a model as bytes, and the description with which :func:`model_of` reads them.
-
-    Raises:
-        ConfigError: If an estimator can't be serialised.
-    """
-    if isinstance(model, AverageModel):
-        parts = {name: model_bytes(part) for name, part in model.parts.items()}
-        average: dict[str, Any] = {
-            "kind": "average",
-            "parts": [
-                {**of_part, "name": name, "weight": model.weights[name], "length": len(content)}
-                for name, (content, of_part) in parts.items()
-            ],
-        }
-        return b"".join(content for content, _ in parts.values()), average
-    if isinstance(model, NetworkModel):
-        tensors = {
-            "mean": torch.from_numpy(model.mean),
-            "deviation": torch.from_numpy(model.deviation),
-            **{f"network.{name}": value for name, value in model.network.state_dict().items()},
-        }
-        whole = {name: value.contiguous() for name, value in tensors.items()}
-        about = {
-            "kind": "network",
-            "hidden": list(model.hidden),
-            "best_epoch": model.best_epoch,
-            "epochs": model.epochs,
-        }
-        return safetensors.torch.save(whole), about
-    import skops.io  # It brings scikit-learn, which secondaries never use.
-
-    try:
-        content: bytes = skops.io.dumps(model.estimator)
-    except Exception as error:
-        raise ConfigError(
-            f"base.estimator: {type(model.estimator).__name__} can't be saved: {error}"
-        ) from error
-    return content, {
-        "kind": "estimator",
-        "words_as_one": model.words_as_one,
-        "types": types_of(content),
-    }
-
-
-def require_keepable(model: MarginModel, *, where: str = "base.estimator") -> None:
-    """Refuse an estimator that could not be loaded again.
-
-    Args:
-        model: The fitted estimator.
-        where: Name of the setting in messages.
-
-    Raises:
-        ConfigError: Naming the types that are not scikit-learn's.
-    """
-    foreign = [name for name in model_bytes(model)[1]["types"] if not is_trusted(name)]
-    if foreign:
-        raise ConfigError(
-            f"{where}: {type(model.estimator).__name__} can't be saved: it contains "
-            f"{', '.join(foreign[:5])}, not of scikit-learn; use an estimator of scikit-learn"
-        )
-
-
-def types_of(content: bytes) -> list[str]:
-    """Return the types in an estimator's bytes, except those that are always trusted."""
-    import skops.io
-
-    return [name for name in skops.io.get_untrusted_types(data=content) if name not in _TRUSTED]
-
-
-def is_trusted(name: str) -> bool:
-    """Return whether a type named in a model's description may be loaded: a class of scikit-learn.
-
-    A loader calls what it trusts, with arguments from the file. So functions are refused, and names
-    that a module of scikit-learn imports from elsewhere, such as ``check_output``.
-    """
-    place, _, own = name.rpartition(".")
-    parts = place.split(".")
-    if parts[0] != "sklearn" or not _NOT_OF_MODELS.isdisjoint(parts):
-        return False
-    try:
-        resolved = pkgutil.resolve_name(f"{place}:{own}")
-    except (AttributeError, ImportError, ValueError):
-        return False
-    return isinstance(resolved, type) and resolved.__module__ == place
-
-
-def model_of(content: bytes, about: Mapping[str, Any], head: TaskHead) -> Model:
-    """Return the model from the bytes of :func:`model_bytes`.
-
-    Args:
-        content: The bytes, after a check of their hash.
-        about: Their description.
-        head: The task.
-
-    Raises:
-        ConfigError: If an estimator holds types that are not scikit-learn's.
-        KeyError: If something is missing or damaged, like ValueError and TypeError.
-    """
-    if about["kind"] == "average":
-        parts, begin = {}, 0
-        for part_facts in about["parts"]:
-            end = begin + int(part_facts["length"])
-            part = model_of(content[begin:end], part_facts, head)
-            if isinstance(part, AverageModel) or len(content[begin:end]) != int(
-                part_facts["length"]
-            ):
-                raise ValueError("a part is no single model, or is cut off")
-            parts[str(part_facts["name"])], begin = part, end
-        weights = {
-            str(part_facts["name"]): float(part_facts["weight"]) for part_facts in about["parts"]
-        }
-        return AverageModel(parts=parts, weights=weights, head=head)
-    if about["kind"] == "network":
-        tensors = safetensors.torch.load(content)
-        mean, deviation = tensors.pop("mean"), tensors.pop("deviation")
-        hidden = tuple(about["hidden"])
-        widths = {f"hidden[{i}]": width for i, width in enumerate(hidden)}
-        checks.within(1, checks.MOST_WIDTH, **widths)
-        checks.within(0, checks.MOST_LAYERS, layers_of_hidden=len(hidden))
-        network = MLP(len(mean), hidden, head.outputs).double()
-        try:
-            network.load_state_dict(
-                {name.removeprefix("network."): value for name, value in tensors.items()}
-            )
-        except RuntimeError as error:
-            raise ValueError(str(error)) from None
-        return NetworkModel(
-            network=network.eval(),
-            hidden=hidden,
-            mean=mean.numpy(),
-            deviation=deviation.numpy(),
-            head=head,
-            best_epoch=int(about["best_epoch"]),
-            epochs=int(about["epochs"]),
-        )
-    import skops.io
-    from skops.io.exceptions import UntrustedTypesFoundException
-
-    foreign = [name for name in about["types"] if not is_trusted(name)]
-    if foreign:
-        raise ConfigError(
-            f"model: contains {foreign[0]}, which is not of scikit-learn and is not loaded"
-        )
-    require_unpackable(content)
-    try:
-        estimator = skops.io.loads(content, trusted=[*_TRUSTED, *about["types"]])
-    except UntrustedTypesFoundException as error:
-        raise ConfigError(f"model: {error}") from None
-    return MarginModel(estimator=estimator, head=head, words_as_one=bool(about["words_as_one"]))

@@ -1,8 +1,8 @@
-"""Gain of a joint model over the local baseline, and the partners' part of it.
+"""Gain of a joint model over the local baseline, and the partners' part of the gain.
 
 A **placebo** is the same training without the partners' information: with each partner's rows
-permuted against its keys, or with the primary's own network and no partner. What a placebo also
-gains is not due to the partners.
+permuted against its keys, or with the primary's network and no partner. The placebo's gain is not
+due to the partners.
 """
 
 from collections.abc import Mapping
@@ -45,9 +45,10 @@ class PlaceboGain:
 
     placebo: Placebo
     value: float
-    """In the metric's own unit."""
+    """The gain, in the metric's own unit."""
     interval: task_metrics.Interval | None
-    """From paired resamples of the test rows; None if too few of them define the metric."""
+    """Interval from paired resamples of the test rows; None if too few of them define the
+    metric."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +60,8 @@ class Gain:
     value: float
     """The gain."""
     interval: task_metrics.Interval | None
-    """From paired resamples of the test rows; None if too few of them define the metric."""
+    """Interval from paired resamples of the test rows; None if too few of them define the
+    metric."""
     outcome: Outcome
     """``"better"`` only if the joint model is used, and both the gain and the partners' part of it
     are above zero."""
@@ -90,8 +92,8 @@ class AloneMeasured:
     chosen: str
     """Name of the chosen candidate."""
     candidates: Mapping[str, Mapping[str, Any]]
-    """By name: the metric that training optimises on ``validation`` and ``test`` rows, and its
-    bootstrap ``interval`` on test rows."""
+    """Figures by candidate: the metric that training optimises on ``validation`` and ``test`` rows,
+    and its bootstrap ``interval`` on test rows."""
     metrics: Metrics
     """Every metric of the chosen candidate on the test rows."""
     gain: Gain
@@ -117,7 +119,7 @@ def measure_alone(
 ) -> AloneMeasured:
     """Measure the local baseline on test rows, and the joint model against it and its placebos.
 
-    All are measured on the same resamples of the rows, which narrows the intervals of differences.
+    All models share the resamples of the rows, which narrows the intervals of differences.
 
     Args:
         alone: The local baseline; its choice does not change here.
@@ -134,8 +136,7 @@ def measure_alone(
         DataError: If the metric that training optimises is not defined for these labels.
 
     References:
-        Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 13; the rows of both
-        models are drawn together.
+        Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 13, with paired rows.
     """
     head = alone.head
     measured = alone.measure(inputs, targets.cpu().numpy())
@@ -214,7 +215,7 @@ def gain_in_words(
     used: Used,
     partners: PlaceboGain | None = None,
 ) -> Gain:
-    """Return a gain with its verdict.
+    """Return a gain with its verdict in words.
 
     Args:
         head: The task.
@@ -280,7 +281,7 @@ def _outcome(interval: task_metrics.Interval | None) -> Outcome:
 
 
 def _format_gain(number: float, largest: float, sign: str) -> str:
-    """Return a figure with the digits that matter next to the largest one."""
+    """Return a figure with the digits that matter next to the largest figure."""
     digits = 0 if largest >= 100 else 2 if largest >= 2 else 3 if largest >= 0.01 else 5
     return format_figure(number, sign=sign, beside=(largest,), digits=digits)
 
@@ -294,7 +295,7 @@ def _within(
     head: TaskHead | None = None,
     name: str = "",
 ) -> str:
-    """Return an interval in words; with a head, also whether lower is better."""
+    """Return an interval in words; with ``head``, also whether lower is better."""
     if interval is None:
         text = "too few test rows for an interval"
     else:

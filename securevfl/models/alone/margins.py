@@ -1,9 +1,9 @@
-"""Estimators of scikit-learn read as margins: numbers to which a network's outputs can be added.
+"""Margins of scikit-learn's estimators: numbers to which a network's outputs can be added.
 
-A margin is what :class:`securevfl.models.tasks.TaskHead` reads of a model: a number in units of the
-standardised label (regression), the log odds of the second class (binary), or the logarithm of each
-class's probability. Probabilities are kept within [1e-4, 1 - 1e-4], so that no row starts so far
-out that an average with another model could not bring it back.
+A margin is a model's output as :class:`securevfl.models.tasks.TaskHead` defines it: a standardised
+label (regression), the log odds of the second class (binary), or the logarithm of each class's
+probability. Probabilities are clipped to [1e-4, 1 - 1e-4], so that an average with another model
+can still change any row.
 """
 
 import warnings
@@ -106,10 +106,10 @@ def fit_margins(
     seed: int,
     where: str = "base.estimator",
 ) -> MarginModel:
-    """Fit an estimator to rows; without columns, or with equal labels, it is a constant.
+    """Fit an estimator to rows; without columns or with equal labels, fit a constant.
 
     Args:
-        estimator: Its name, or an object of scikit-learn, which is cloned; a classifier needs
+        estimator: A name, or an object of scikit-learn, which is cloned; a classifier needs
             ``predict_proba``.
         inputs: The rows.
         targets: Their labels, as the head takes them.
@@ -135,7 +135,7 @@ def fit_margins(
         for leaves in LEAVES[1:]:
             other = clone(model).set_params(max_leaf_nodes=leaves)
             _fit_estimator(other, table, labels, where=where)
-            # The same rows stop all of them: the seed draws them.
+            # The seed draws the same rows for early stopping in all of them.
             if max(other.validation_score_) > max(model.validation_score_):
                 model = other
     return MarginModel(estimator=model, head=head, words_as_one=words_as_one)
@@ -144,12 +144,12 @@ def fit_margins(
 def refit(
     model: MarginModel, inputs: OwnInputs, targets: Shaped[np.ndarray, " rows"]
 ) -> MarginModel:
-    """Fit a model with the same settings, those chosen by data included, to other rows.
+    """Fit a model of the same settings, including those chosen by data, to other rows.
 
-    Boosting has as many rounds as the model's, which early stopping has found.
+    Boosting has the model's number of rounds, which early stopping chose.
 
     Args:
-        model: Fitted to rows of the same columns.
+        model: A model fitted to rows with the same columns.
         inputs: The rows.
         targets: As the head takes them.
 
@@ -168,7 +168,7 @@ def refit(
 
 
 def _constant(inputs: OwnInputs, labels: Shaped[np.ndarray, " rows"], head: TaskHead) -> Any | None:
-    """Return a constant estimator if there is nothing to fit: no column, one class, or one row."""
+    """Return a constant estimator if there are no columns, one class, or one row; else None."""
     from sklearn.dummy import DummyClassifier, DummyRegressor
 
     blind = not inputs.values.shape[1]
@@ -190,7 +190,7 @@ def _fit_estimator(
 
     try:
         with warnings.catch_warnings():
-            # A linear model that has nearly converged is as good.
+            # A linear model that has nearly converged is good enough.
             warnings.simplefilter("ignore", ConvergenceWarning)
             model.fit(table, labels)
     except ValueError as error:
@@ -227,10 +227,10 @@ def cross_fit(
         head: The task.
         train: The training rows.
         seed: Run seed, of folds and estimator.
-        where: What the estimator is called in messages.
+        where: Name of the setting in messages.
 
     Raises:
-        ConfigError: If it is no estimator for the task.
+        ConfigError: If the estimator does not fit the task.
         DataError: If it can't be fitted to these rows.
     """
     model = fit_margins(estimator, inputs.take(train), targets[train], head, seed=seed, where=where)
@@ -281,7 +281,7 @@ def _folds(
     state = derive_seed(seed, "folds") % 2**32
     if head.task != "regression" and np.bincount(labels.astype(np.int64)).max() >= number:
         with warnings.catch_warnings():
-            # A class of fewer rows than parts is in some of them, which is all that it can be.
+            # A class with fewer rows than parts can only be in some of the parts.
             warnings.simplefilter("ignore", UserWarning)
             by_class = StratifiedKFold(number, shuffle=True, random_state=state)
             return iter(list(by_class.split(labels, labels)))
@@ -324,7 +324,7 @@ def _build_estimator(
         )
     if estimator == "linear":
         last = RidgeCV(np.logspace(-3, 3, 13)) if numbers else LogisticRegression(max_iter=300)
-        # Rows of training have every key, and a row that cannot be linked lacks one.
+        # Training rows have every key; a row that cannot be linked lacks one.
         filled = SimpleImputer(keep_empty_features=True)
         return make_pipeline(filled, StandardScaler(), last)
     if isinstance(estimator, str):
@@ -337,7 +337,7 @@ def _build_estimator(
             f"{where}: {type(estimator).__name__} needs {needs} for a {head.task} task"
         )
     own = clone(estimator)
-    # What draws at random draws the same when a run is fitted again.
+    # Random estimators draw the same numbers when a run is fitted again.
     drawn = [name for name in own.get_params() if name.endswith("random_state")]
     state = derive_seed(seed, "estimator") % 2**32
     return own.set_params(
@@ -348,7 +348,7 @@ def _build_estimator(
 def _categories(
     inputs: OwnInputs,
 ) -> tuple[Float64[np.ndarray, "rows columns"], Sequence[int] | None]:
-    """Return inputs with each group of words as one column, and the places of these columns."""
+    """Return inputs with each group of words as one column, and the indices of these columns."""
     groups = [group for group in inputs.words if len(group) <= _MOST_WORDS]
     if not groups:
         return inputs.values, None
@@ -357,7 +357,7 @@ def _categories(
     columns = [inputs.values[:, numbers]]
     for group in groups:
         marks = inputs.values[:, list(group)]
-        # A row without any of the words is of one more category.
+        # Rows without any of the words form another category.
         columns.append(np.where(marks.any(axis=1), marks.argmax(axis=1), len(group))[:, None])
     table = np.concatenate(columns, axis=1)
     return table, list(range(len(numbers), table.shape[1]))

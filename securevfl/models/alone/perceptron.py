@@ -1,4 +1,4 @@
-"""A perceptron on one table: its settings, its training with early stopping, and its margins."""
+"""A perceptron on one table: settings, training with early stopping, and margins."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -54,11 +54,10 @@ _STEPS_TO_WAIT: Final = 2000
 
 
 def patience_after(best_epoch: int, *, rows: int, config: BaselineConfig) -> int:
-    """Return how many epochs the local baseline's network waits after its best one.
+    """Return how many epochs the local baseline's network trains on after its best epoch.
 
-    Half as many as the best one took, since what improves slowly improves late; in steps no fewer
-    than :data:`_STEPS_TO_WAIT`, and never more than ``config.patience``. A network that was best in
-    its tenth of 137 steps an epoch then stops in the 25th, and not in the 50th.
+    This is half the best epoch's number, since slow improvement comes late, but at least
+    :data:`_STEPS_TO_WAIT` optimizer steps, and at most ``config.patience`` epochs.
 
     Args:
         best_epoch: Counted from 1.
@@ -100,14 +99,14 @@ def train_perceptron(
         validation: Rows that choose the epoch.
         config: The perceptron and its training.
         seed: Run seed of initialisation, shuffling and dropout.
-        patience: Epochs to wait after a best one; default: ``config.patience`` after every one.
+        patience: Epochs to wait after a given best epoch; default: always ``config.patience``.
 
     Returns:
         The perceptron with the best epoch's weights, that epoch, and the epochs run.
 
     Raises:
-        DataError: If there are no training or validation rows, or the metric that training goes by
-            is not defined for the validation rows.
+        DataError: If there are no training or validation rows, or the metric is not defined for the
+            validation rows.
     """
     for name, rows in (("training", train), ("validation", validation)):
         if len(rows) == 0:
@@ -134,7 +133,7 @@ def train_perceptron(
             shuffled = train[torch.randperm(len(train), generator=order).to(train.device)]
             batches = (tensor[shuffled].split(config.batch_size) for tensor in (inputs, targets))
             for features, labels in zip(*batches, strict=True):
-                # Room for gradients is kept: allocating it takes a tenth of a step.
+                # The gradients' memory is kept: allocating it takes a tenth of a step.
                 optimizer.zero_grad(set_to_none=False)
                 head.loss(model(features), labels).backward()
                 optimizer.step()
@@ -148,15 +147,12 @@ def train_perceptron(
     return model, best_epoch, epoch
 
 
-# A perceptron on all of the primary's inputs, read as margins.
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class NetworkModel:
     """A trained perceptron, and the standardisation of its inputs."""
 
     network: MLP
-    """In float64, so that no visible digit depends on which rows are in a batch."""
+    """The perceptron, in float64 so that outputs hardly depend on the other rows of a batch."""
     hidden: tuple[int, ...]
     """Widths of its hidden layers."""
     mean: Float64[np.ndarray, " inputs"]
@@ -173,7 +169,7 @@ class NetworkModel:
     def margins(self, inputs: OwnInputs) -> Float32[np.ndarray, "rows outputs"]:
         """Return the margins of rows."""
         standard = (inputs.values - self.mean) / self.deviation
-        # Rows of training have every key; one that cannot be linked gets the mean.
+        # Training rows have every key; a row that cannot be linked gets the mean.
         table = torch.from_numpy(np.where(np.isnan(standard), 0.0, standard))
         outputs: Float[Tensor, "rows outputs"] = self.network(table)
         return outputs.float().numpy()
@@ -189,25 +185,25 @@ def fit_network(
     seed: int,
     config: BaselineConfig,
 ) -> NetworkModel:
-    """Train a perceptron; the validation rows choose its epoch.
+    """Train a perceptron and keep the epoch that is best on the validation rows.
 
     Args:
         inputs: All rows.
         targets: Their labels as the head takes them.
         head: The task.
-        train: Rows to learn from, and to standardise by.
+        train: Rows to train on, whose means and deviations standardise inputs.
         validation: Rows that choose the epoch.
         seed: Run seed of initialisation, shuffling and dropout.
         config: The perceptron and its training.
 
     Raises:
         DataError: If there are no training or validation rows, or the metric is not defined for
-            one of them.
+            them.
     """
     own = inputs.values[train]
     mean = own.mean(axis=0) if len(own) else np.zeros(own.shape[1])
     deviation = own.std(axis=0) if len(own) else np.ones(own.shape[1])
-    # Differences by rounding alone count as none.
+    # A deviation that is only rounding counts as zero.
     deviation = np.where(deviation > 1e-9 * np.abs(mean), deviation, 1.0)
     used = np.concatenate([train, validation])
     table = torch.from_numpy(((inputs.values[used] - mean) / deviation).astype(np.float32))
@@ -222,7 +218,7 @@ def fit_network(
         seed=seed,
         patience=partial(patience_after, rows=len(train), config=config),
     )
-    # Refuses outputs that are not finite.
+    # Raises if outputs are not finite.
     head.metrics(
         perceptron_outputs(model, table[len(train) :]), torch.from_numpy(targets[validation])
     )

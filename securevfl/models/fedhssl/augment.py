@@ -1,4 +1,4 @@
-"""Augmentations of tables and of images, for self-supervised pretraining.
+"""Augmentations of tables and images for self-supervised pretraining.
 
 An augmentation is called with a batch and a generator, and returns a new batch. It draws on the
 generator's device, so that one seed gives one view on any device.
@@ -16,98 +16,27 @@ from torch.nn import functional
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
-
-# Categorical columns of a party's features, as embeddings and augmentations see them.
-
-
-@dataclass(frozen=True, slots=True)
-class CategoricalColumn:
-    """One categorical variable among a table's feature columns.
-
-    It is stored either as one column of whole numbers from 0 (few bytes for large vocabularies),
-    or as one 0/1 column a category, which may be scaled: the largest one says which it is. A code
-    of ``categories`` stands for "replaced", which no record holds; columns that are all equal do
-    where there is one column a category.
-    """
-
-    places: tuple[int, ...]
-    """Feature columns that hold it: one, or as many as there are categories."""
-
-    categories: int
-    """Different values."""
-
-    def __post_init__(self) -> None:
-        checks.at_least(1, categories=self.categories)
-        if not self.places or len(self.places) not in (1, self.categories):
-            raise ConfigError(
-                f"places must be one column or one for each of {self.categories} categories, "
-                f"got {len(self.places)}"
-            )
-
-    @property
-    def one_hot(self) -> bool:
-        """Whether there is one column a category."""
-        return len(self.places) > 1
-
-    def codes(self, features: Float[Tensor, "rows features"]) -> Int[Tensor, " rows"]:
-        """Return each row's category number; what lies outside the vocabulary is "replaced"."""
-        if self.one_hot:
-            own = features[:, list(self.places)]
-            chosen = own.argmax(dim=1)
-            replaced = own.amin(dim=1) == own.amax(dim=1)
-        else:
-            chosen = features[:, self.places[0]].round().long()
-            replaced = (chosen < 0) | (chosen >= self.categories)
-        return torch.where(replaced, self.categories, chosen)
-
-
-def one_hot_columns(feature_names: Sequence[str]) -> tuple[CategoricalColumn, ...]:
-    """Return the categorical columns of a table whose one-hot columns are called ``name=value``.
-
-    A name with one such column alone stays a number: one 0/1 column says all there is to say.
-    """
-    places: dict[str, list[int]] = {}
-    for place, name in enumerate(feature_names):
-        if "=" in name:
-            places.setdefault(name.split("=", 1)[0], []).append(place)
-    return tuple(CategoricalColumn(tuple(own), len(own)) for own in places.values() if len(own) > 1)
-
-
-def continuous_places(num_features: int, columns: Sequence[CategoricalColumn]) -> tuple[int, ...]:
-    """Return the feature columns that belong to no categorical one.
-
-    Raises:
-        ConfigError: If a column is out of range, or belongs to two categorical ones.
-    """
-    taken = [place for column in columns for place in column.places]
-    if len(set(taken)) < len(taken):
-        raise ConfigError("columns: a feature column belongs to two categorical ones")
-    if not all(0 <= place < num_features for place in taken):
-        raise ConfigError(f"columns: must lie in 0 to {num_features - 1}")
-    return tuple(sorted(set(range(num_features)) - set(taken)))
-
-
-# Augmentations of tables: a view of each row with some of its features replaced.
+from securevfl.models.fedhssl.encoders import CategoricalColumn, continuous_places
 
 
 @runtime_checkable
 class Augmentation(Protocol):
-    """Makes one random view of a batch."""
+    """Creates a random view of a batch."""
 
     def __call__(
         self, batch: Float[Tensor, "rows features"], generator: torch.Generator
     ) -> Float[Tensor, "rows features"]:
-        """Return a view; the batch stays as it is."""
+        """Return a view; the batch does not change."""
         ...
 
 
 class CorruptedFeatures:
-    """Replace some features of each row by the same features of other rows.
+    """Augmentation that replaces some features of each row by the same features of other rows.
 
-    Of M numbers, ``round(rate * M)`` drawn afresh for every row take the value that a random row of
-    the table has there: a draw from the column's empirical marginal. Of the categorical columns as
-    large a part becomes "replaced", which an encoder gives an untrained embedding; where that is no
-    whole number, of some rows one more than of others, so that a few columns get their share too.
+    In each row, ``round(rate * M)`` of the M numbers, drawn afresh, get the value of a random row
+    of the table: a draw from the column's empirical marginal. The same share of categorical columns
+    becomes "replaced", which an encoder gives an untrained embedding. If that share is no whole
+    number of columns, some rows get one more than others.
 
     References:
         [SCARF] Algorithm 1 (rate c, uniform over the training rows of each column); [FedHSSL] V-A:
@@ -124,7 +53,7 @@ class CorruptedFeatures:
         rate: float = 0.3,
         columns: Sequence[CategoricalColumn] = (),
     ) -> None:
-        """Keep the table, whose rows values are drawn from.
+        """Store the table that values are drawn from.
 
         Args:
             table: The party's own training rows, scaled as the batches will be.
@@ -158,7 +87,7 @@ class CorruptedFeatures:
                 len(self._table), which.shape, generator=generator, device=generator.device
             )
             places = self._continuous[which.to(batch.device)]
-            # Where the value lies in the table read row by row: one index is faster than two.
+            # Position of the value in the flattened table: one index is faster than two.
             donors = donors.to(self._table.device).mul_(self._table.shape[1]).add_(places)
             view.scatter_(1, places, self._table.take(donors))
         if self._words:
@@ -168,7 +97,7 @@ class CorruptedFeatures:
     def _replace_words(
         self, view: Float[Tensor, "rows features"], generator: torch.Generator
     ) -> None:
-        # Not rounded like the numbers: of one column, 0.3 of them would be none, ever.
+        # Not rounded like the numbers: 0.3 of one column would always be none.
         most = math.ceil(self._words)
         chosen = _choose(len(view), len(self._columns), most, generator).to(view.device)
         drawn = torch.rand(len(view), generator=generator, device=generator.device)
@@ -183,12 +112,10 @@ class CorruptedFeatures:
 def _choose(
     rows: int, available: int, number: int, generator: torch.Generator
 ) -> Int[Tensor, "rows number"]:
-    """Draw ``number`` different ones of ``available`` for each row."""
+    """Draw ``number`` distinct integers below ``available`` for each row."""
     order = torch.rand(rows, available, generator=generator, device=generator.device)
     return order.topk(number, dim=1, sorted=False).indices
 
-
-# Augmentations of images that are held as rows of pixels: SimSiam's set, on tensors.
 
 _GREY = (0.299, 0.587, 0.114)  # ITU-R BT.601 luma
 _TAPS = 6  # pixels on either side of a blurred one: three of the largest deviation
@@ -198,11 +125,11 @@ Images = Float[Tensor, "rows channels height width"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AugmentedImages:
-    """Crop, flip, colour jitter, grey and blur, drawn independently for each image.
+    """Augmentation of images: crop, flip, colour jitter, grey and blur, drawn for each image.
 
-    Each view is a random crop, resized to the whole; then, each with its probability, mirrored;
-    jittered in brightness, contrast, saturation and hue; turned grey; blurred. Images of other than
-    three channels have no colours: saturation, hue and grey leave them alone.
+    Each view is a random crop, resized to the full size. Then, each with its probability, it is
+    mirrored; jittered in brightness, contrast, saturation and hue; turned grey; and blurred. Images
+    without three channels have no colours: saturation, hue and grey do not apply.
 
     References:
         [SimSiam] Appendix A gives the set and its numbers, which are the defaults. FedHSSL's
@@ -279,7 +206,7 @@ class AugmentedImages:
 
 
 class _Draws:
-    """Random numbers, one for each image, shaped to multiply images and on their device."""
+    """Random numbers, one for each image, in a shape that broadcasts over images."""
 
     def __init__(self, rows: int, generator: torch.Generator, like: Tensor) -> None:
         self._shape = (rows, 1, 1, 1)
@@ -343,7 +270,8 @@ def _blur(images: Images, deviation: Float[Tensor, "rows 1 1 1"]) -> Images:
         padding = [0, 0, _TAPS, _TAPS] if axis == 2 else [_TAPS, _TAPS, 0, 0]
         padded = functional.pad(images, padding, mode="replicate")
         size = images.shape[axis]
-        # A sum over shifted copies: a grouped convolution with a kernel an image is slower.
+        # A sum over shifted copies is faster than a grouped convolution with a kernel for each
+        # image.
         images = sum(
             (
                 padded.narrow(axis, tap, size) * weights[..., tap : tap + 1]

@@ -1,4 +1,4 @@
-"""FedHSSL's encoders of a party's records (perceptron, embeddings, ResNet-18), and model settings.
+"""FedHSSL's settings and encoders: perceptron, embeddings of categorical columns, ResNet-18.
 
 ResNet-18 has four stages of c, 2c, 4c and 8c channels, two basic blocks each; c is 64 in the
 original.
@@ -13,24 +13,89 @@ from functools import partial
 from typing import ClassVar, Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
-from securevfl.models.family import Step
-from securevfl.models.fedhssl.augment import CategoricalColumn, continuous_places, one_hot_columns
 from securevfl.models.layers import LayerNorm
+from securevfl.models.pretraining import Step
 
-# ResNet-18, cut after its first stage; torchvision's does not load next to a CPU build of torch.
+
+@dataclass(frozen=True, slots=True)
+class CategoricalColumn:
+    """One categorical variable among a table's feature columns.
+
+    It is stored either as one column of whole numbers from 0 (few bytes for large vocabularies), or
+    as one 0/1 column for each category, which may be scaled: the largest entry marks the category.
+    The code ``categories`` stands for "replaced", which no record has; with one column for each
+    category, equal entries stand for it.
+    """
+
+    places: tuple[int, ...]
+    """Feature columns that hold it: one, or as many as there are categories."""
+
+    categories: int
+    """Different values."""
+
+    def __post_init__(self) -> None:
+        checks.at_least(1, categories=self.categories)
+        if not self.places or len(self.places) not in (1, self.categories):
+            raise ConfigError(
+                f"places must be one column or one for each of {self.categories} categories, "
+                f"got {len(self.places)}"
+            )
+
+    @property
+    def one_hot(self) -> bool:
+        """Whether there is one column a category."""
+        return len(self.places) > 1
+
+    def codes(self, features: Float[Tensor, "rows features"]) -> Int[Tensor, " rows"]:
+        """Return each row's category number; a value outside the vocabulary is "replaced"."""
+        if self.one_hot:
+            own = features[:, list(self.places)]
+            chosen = own.argmax(dim=1)
+            replaced = own.amin(dim=1) == own.amax(dim=1)
+        else:
+            chosen = features[:, self.places[0]].round().long()
+            replaced = (chosen < 0) | (chosen >= self.categories)
+        return torch.where(replaced, self.categories, chosen)
+
+
+def one_hot_columns(feature_names: Sequence[str]) -> tuple[CategoricalColumn, ...]:
+    """Return the categorical columns of a table with one-hot columns named ``name=value``.
+
+    A name with a single such column stays a number: one 0/1 column holds all its information.
+    """
+    places: dict[str, list[int]] = {}
+    for place, name in enumerate(feature_names):
+        if "=" in name:
+            places.setdefault(name.split("=", 1)[0], []).append(place)
+    return tuple(CategoricalColumn(tuple(own), len(own)) for own in places.values() if len(own) > 1)
+
+
+def continuous_places(num_features: int, columns: Sequence[CategoricalColumn]) -> tuple[int, ...]:
+    """Return the feature columns that belong to no categorical column.
+
+    Raises:
+        ConfigError: If a column is out of range, or belongs to two categorical ones.
+    """
+    taken = [place for column in columns for place in column.places]
+    if len(set(taken)) < len(taken):
+        raise ConfigError("columns: a feature column belongs to two categorical ones")
+    if not all(0 <= place < num_features for place in taken):
+        raise ConfigError(f"columns: must lie in 0 to {num_features - 1}")
+    return tuple(sorted(set(range(num_features)) - set(taken)))
+
 
 Stem = Literal["imagenet", "small"]
 MakeNorm = Callable[[int], nn.Module]
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions and a shortcut.
+    """Block of a ResNet: two 3x3 convolutions and a shortcut.
 
     References:
         [HZRS16] Figure 2 and Figure 5 (left); projection shortcuts (B) where the shape changes.
@@ -57,7 +122,7 @@ class BasicBlock(nn.Module):
 
 
 class ResNetBottom(nn.Module):
-    """The stem and the first stage."""
+    """Bottom of a ResNet-18: the stem and the first stage."""
 
     def __init__(
         self, channels: int, stem_channels: int, *, stem: Stem, make_norm: MakeNorm
@@ -77,7 +142,7 @@ class ResNetBottom(nn.Module):
 
 
 class ResNetTop(nn.Module):
-    """The last three stages and the average over pixels."""
+    """Top of a ResNet-18: the last three stages and the average over pixels."""
 
     def __init__(self, stem_channels: int, *, make_norm: MakeNorm) -> None:
         super().__init__()
@@ -90,7 +155,7 @@ class ResNetTop(nn.Module):
     def forward(
         self, maps: Float[Tensor, "rows stem_channels height width"]
     ) -> Float[Tensor, "rows outputs"]:
-        """Return one vector an image."""
+        """Return one vector for each image."""
         outputs: Tensor = self.layers(maps)
         return outputs
 
@@ -110,8 +175,6 @@ def _stage(inputs: int, outputs: int, *, stride: int, make_norm: MakeNorm) -> li
     ]
 
 
-# Encoders by their settings.
-
 Norm = Literal["batch", "layer", "none"]
 
 
@@ -120,7 +183,8 @@ class EncoderConfig:
     """Layers of an encoder; equal at parties that aggregate their tops."""
 
     kind: Literal["mlp", "embedding", "resnet18"] = "mlp"
-    """``embedding`` is a perceptron that gets an embedding of each categorical column."""
+    """Kind of encoder: a perceptron, a perceptron with an embedding of each categorical column, or
+    a ResNet-18."""
 
     hidden: checks.Width = 512
     """Width of the first fully-connected layer; ``resnet18`` has none."""
@@ -154,7 +218,7 @@ class EncoderConfig:
 
 
 class Encoder(nn.Module):
-    """A party's encoder: one vector a record."""
+    """A party's encoder, from a record to a vector."""
 
     def __init__(self, bottom: nn.Module, top: nn.Module, width: int) -> None:
         super().__init__()
@@ -166,7 +230,7 @@ class Encoder(nn.Module):
         """H, width of the output."""
 
     def forward(self, features: Float[Tensor, "rows features"]) -> Float[Tensor, "rows width"]:
-        """Return one representation a row."""
+        """Return one representation for each row."""
         outputs: Tensor = self.top(self.bottom(features))
         return outputs
 
@@ -177,7 +241,7 @@ def build_encoder(
     """Build an encoder, ready to be initialised.
 
     Args:
-        config: What it is made of.
+        config: The encoder's layers.
         num_features: Feature columns of the party's table; an image's pixels, flattened.
         columns: Categorical columns, read by ``kind = "embedding"`` alone.
 
@@ -222,7 +286,7 @@ def build_encoder(
 
 
 class EmbeddedColumns(nn.Module):
-    """Replace each categorical column by an embedding; numbers pass through."""
+    """Replaces each categorical column by an embedding; numbers pass through."""
 
     def __init__(
         self, num_features: int, columns: Sequence[CategoricalColumn], *, width: int
@@ -231,7 +295,7 @@ class EmbeddedColumns(nn.Module):
         self.columns = tuple(columns)
         places = torch.tensor(continuous_places(num_features, columns), dtype=torch.int64)
         self.continuous: Tensor
-        # On the model's device: a list would be copied there at every step.
+        # A buffer on the model's device: a list would be copied there in every step.
         self.register_buffer("continuous", places, persistent=False)
         # The last row means "replaced". As a padding row it gets no gradient: [FedHSSL] V-A,
         # "extra untrained embedding vectors".
@@ -252,9 +316,9 @@ class EmbeddedColumns(nn.Module):
 
 
 class BatchNorm(nn.BatchNorm1d):
-    """Batch normalisation that takes its running statistics for one row alone.
+    """Batch normalisation that uses its running statistics for a batch of one row.
 
-    One row has no statistics of its own; a batch may have one, where few rows are linked.
+    One row has no batch statistics; a batch may have one row, where few rows are linked.
     """
 
     def forward(self, values: Float[Tensor, "rows width"]) -> Float[Tensor, "rows width"]:
@@ -281,8 +345,6 @@ def _image_norm(norm: Norm, channels: int) -> nn.Module:
     # One group is a layer norm over the channels and pixels of one image.
     return nn.GroupNorm(1, channels) if norm == "layer" else nn.Identity()
 
-
-# Settings of FedHSSL's model, and of its ablations.
 
 EncoderName = Literal["cross", "local"]
 
@@ -354,7 +416,7 @@ class FedHSSLConfig:
 
     @property
     def encoder_config(self) -> EncoderConfig:
-        """What one encoder is made of."""
+        """Settings of one encoder."""
         return EncoderConfig(
             kind=self.encoder,
             hidden=self.encoder_hidden,
@@ -366,14 +428,14 @@ class FedHSSLConfig:
         )
 
     def columns(self, feature_names: Sequence[str]) -> tuple[CategoricalColumn, ...]:
-        """Return a table's categorical columns, with as many categories as the encoder knows."""
+        """Return a table's categorical columns if the encoder embeds them, else none."""
         return one_hot_columns(feature_names) if self.encoder == "embedding" else ()
 
     @property
     def used_encoders(self) -> tuple[EncoderName, ...]:
         """The encoders that fine-tuning starts from; a method without any has a new local one."""
         names: tuple[EncoderName, ...] = ("cross", "local")
-        # Without pretraining there is one encoder, as wide as one of the others'.
+        # Without pretraining there is one encoder, with the width of one of the others'.
         trained = [name for name in names if name in self.STEPS] or ["local"]
         return tuple(name for name in names if name in trained and self.encoders in ("both", name))
 
@@ -392,20 +454,20 @@ class FedGSSLConfig(FedHSSLConfig):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FedCSSLConfig(FedHSSLConfig):
-    """Cross-party learning alone."""
+    """Cross-party learning only."""
 
     STEPS: ClassVar[tuple[Step, ...]] = ("cross",)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FedLocalSSLConfig(FedHSSLConfig):
-    """Every party pretrains alone: nothing is exchanged before fine-tuning."""
+    """Local pretraining only: nothing is exchanged before fine-tuning."""
 
     STEPS: ClassVar[tuple[Step, ...]] = ("local",)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FedSplitNNConfig(FedHSSLConfig):
-    """No pretraining: the joint model alone."""
+    """No pretraining: the joint model only."""
 
     STEPS: ClassVar[tuple[Step, ...]] = ()

@@ -1,4 +1,4 @@
-"""FedHSSL and its parts as families."""
+"""FedHSSL and its ablations as model families: pretrained encoders and a head."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -10,33 +10,25 @@ from torch import Tensor, nn
 
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.models import family
-from securevfl.models.fedhssl import augment
-from securevfl.models.fedhssl.encoders import (
-    FedCSSLConfig,
-    FedGSSLConfig,
-    FedHSSLConfig,
-    FedLocalSSLConfig,
-    FedSplitNNConfig,
-    build_encoder,
-)
+from securevfl.models.fedhssl import augment, encoders
+from securevfl.models.fedhssl.encoders import CategoricalColumn, FedHSSLConfig, build_encoder
 from securevfl.models.fedhssl.learner import PartyLearner
 from securevfl.models.layers import MLP, ByteDropout, LayerNorm
-
-# The fine-tuned split network: pretrained encoders, and a head.
+from securevfl.models.pretraining import PretrainingSettings
 
 # A clipped aggregate may be tiny; the usual 1e-5 would swallow it.
 _EPSILON: Final = 1e-10
 
 
 class Encoders(nn.Module):
-    """The encoders that a party fine-tunes, their outputs side by side."""
+    """The encoders that a party fine-tunes, with their outputs concatenated."""
 
     def __init__(
         self,
         config: FedHSSLConfig,
         *,
         num_features: int,
-        columns: Sequence[augment.CategoricalColumn] = (),
+        columns: Sequence[CategoricalColumn] = (),
     ) -> None:
         super().__init__()
         self.parts = nn.ModuleDict(
@@ -49,14 +41,14 @@ class Encoders(nn.Module):
         )
 
     def forward(self, features: Float[Tensor, "rows features"]) -> Float[Tensor, "rows width"]:
-        """Return one vector a row."""
+        """Return one vector for each row."""
         return torch.cat([part(features) for part in self.parts.values()], dim=1)
 
     def load_pretrained(self, weights: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Start from pretrained weights.
 
         Raises:
-            ConfigError: If they are not those of such encoders.
+            ConfigError: If the weights do not fit these encoders.
         """
         for name, part in self.parts.items():
             if name not in weights:
@@ -71,7 +63,7 @@ class Encoders(nn.Module):
 
 
 class FedHSSLBottom(nn.Module):
-    """A secondary's encoders on the one record that is linked to a row."""
+    """Bottom model: a secondary's encoders of the one record that is linked to a row."""
 
     recordwise = True
 
@@ -80,7 +72,7 @@ class FedHSSLBottom(nn.Module):
         config: FedHSSLConfig,
         *,
         num_features: int,
-        columns: Sequence[augment.CategoricalColumn] = (),
+        columns: Sequence[CategoricalColumn] = (),
     ) -> None:
         super().__init__()
         self.encoders = Encoders(config, num_features=num_features, columns=columns)
@@ -95,10 +87,10 @@ class FedHSSLBottom(nn.Module):
 
 
 class FedHSSLTop(nn.Module):
-    """The primary's encoders and a head on them and on the aggregate.
+    """Top model: the primary's encoders, and a head on their outputs and the aggregate.
 
-    Of two parties this is the paper's concatenation; of more, the secondaries are averaged first.
-    With ``normalise`` each half is normalised by itself, which the paper does not do.
+    With two parties this is the paper's concatenation; with more, the secondaries are averaged
+    first. ``normalise`` normalises each half separately, which the paper does not do.
 
     References:
         [FedHSSL] Equation 1.
@@ -110,7 +102,7 @@ class FedHSSLTop(nn.Module):
         *,
         num_features: int,
         outputs: int,
-        columns: Sequence[augment.CategoricalColumn] = (),
+        columns: Sequence[CategoricalColumn] = (),
     ) -> None:
         super().__init__()
         self.encoders = Encoders(config, num_features=num_features, columns=columns)
@@ -119,7 +111,7 @@ class FedHSSLTop(nn.Module):
         self.own_norm: nn.Module = nn.Identity()
         self.aggregate_norm: nn.Module = nn.Identity()
         if config.normalise:
-            # Secondaries' vectors are clipped; both halves come to the head at one scale.
+            # Secondaries' vectors are clipped, so both halves are brought to one scale.
             self.own_norm = LayerNorm(width, elementwise_affine=False)
             self.aggregate_norm = LayerNorm(width, elementwise_affine=False, eps=_EPSILON)
         self.dropout = ByteDropout(config.dropout)
@@ -137,9 +129,6 @@ class FedHSSLTop(nn.Module):
         others = self.aggregate_norm(aggregate.squeeze(1))
         out: Tensor = self.head(self.dropout(torch.cat([own, others], dim=1)))
         return out
-
-
-# Families.
 
 
 class FedHSSLFamily(family.Family[FedHSSLConfig]):
@@ -245,14 +234,14 @@ class FedHSSLFamily(family.Family[FedHSSLConfig]):
     def build_learner(
         self,
         settings: FedHSSLConfig,
-        pretraining: family.PretrainingSettings,
+        pretraining: PretrainingSettings,
         *,
         features: Float[Tensor, "records features"],
         feature_names: Sequence[str],
         party: str,
         seed: int,
     ) -> PartyLearner:
-        """Return a party's towers; arguments as of :meth:`Family.build_learner`.
+        """Return a party's learner; arguments as in :meth:`Family.build_learner`.
 
         Raises:
             ConfigError: If the encoder does not fit the features.
@@ -272,10 +261,10 @@ class FedHSSLFamily(family.Family[FedHSSLConfig]):
     def load_pretrained(
         self, model: nn.Module, encoders: Mapping[str, Mapping[str, Tensor]]
     ) -> None:
-        """Let a bottom or top model start from pretrained encoders.
+        """Load pretrained encoders into a bottom or top model.
 
         Raises:
-            ConfigError: If they are not those of such a model.
+            ConfigError: If the encoders do not fit the model.
         """
         own = model.get_submodule("encoders")
         assert isinstance(own, Encoders), "both models of these families have encoders"
@@ -284,7 +273,7 @@ class FedHSSLFamily(family.Family[FedHSSLConfig]):
     def pretraining_warning(
         self, settings: FedHSSLConfig, feature_names: Sequence[str]
     ) -> str | None:
-        """Return a warning of embeddings that embed nothing."""
+        """Return a warning if no feature column can be embedded, else None."""
         if settings.encoder != "embedding" or settings.columns(feature_names):
             return None
         return (
@@ -295,15 +284,15 @@ class FedHSSLFamily(family.Family[FedHSSLConfig]):
 
 def _augmentation(
     settings: FedHSSLConfig,
-    pretraining: family.PretrainingSettings,
+    pretraining: PretrainingSettings,
     features: Float[Tensor, "records features"],
     feature_names: Sequence[str],
 ) -> augment.Augmentation:
     if settings.encoder == "resnet18":
         low, high = (float(end) for end in torch.aminmax(features))
         return augment.AugmentedImages(image=settings.image, low=low, high=high)
-    # A perceptron sees words as 0/1 columns, and still a word is replaced as a whole.
-    columns = augment.one_hot_columns(feature_names)
+    # A perceptron reads words as 0/1 columns, but a word is still replaced as a whole.
+    columns = encoders.one_hot_columns(feature_names)
     return augment.CorruptedFeatures(features, rate=pretraining.corruption, columns=columns)
 
 
@@ -311,29 +300,29 @@ class FedGSSLFamily(FedHSSLFamily):
     """``family = "fedgssl"``: without aggregation of models ([FedHSSL] V-C, figure 6, Table V)."""
 
     name = "fedgssl"
-    settings_class = FedGSSLConfig
-    pretraining = FedGSSLConfig.STEPS
+    settings_class = encoders.FedGSSLConfig
+    pretraining = encoders.FedGSSLConfig.STEPS
 
 
 class FedCSSLFamily(FedHSSLFamily):
-    """``family = "fedcssl"``: cross-party learning alone ([FedHSSL] V-C, figure 6, Table IX)."""
+    """``family = "fedcssl"``: cross-party learning only ([FedHSSL] V-C, figure 6, Table IX)."""
 
     name = "fedcssl"
-    settings_class = FedCSSLConfig
-    pretraining = FedCSSLConfig.STEPS
+    settings_class = encoders.FedCSSLConfig
+    pretraining = encoders.FedCSSLConfig.STEPS
 
 
 class FedLocalSSLFamily(FedHSSLFamily):
-    """``family = "fedlocalssl"``: every party pretrains alone ([FedHSSL] V-A, Table IV)."""
+    """``family = "fedlocalssl"``: local pretraining only ([FedHSSL] V-A, Table IV)."""
 
     name = "fedlocalssl"
-    settings_class = FedLocalSSLConfig
-    pretraining = FedLocalSSLConfig.STEPS
+    settings_class = encoders.FedLocalSSLConfig
+    pretraining = encoders.FedLocalSSLConfig.STEPS
 
 
 class FedSplitNNFamily(FedHSSLFamily):
     """``family = "fedsplitnn"``: no pretraining ([FedHSSL] V-A, Table IV)."""
 
     name = "fedsplitnn"
-    settings_class = FedSplitNNConfig
-    pretraining = FedSplitNNConfig.STEPS
+    settings_class = encoders.FedSplitNNConfig
+    pretraining = encoders.FedSplitNNConfig.STEPS

@@ -1,4 +1,4 @@
-"""One party's pretraining: towers, losses and optimizer steps.
+"""One party's self-supervised pretraining: losses, towers and optimizer steps.
 
 B = rows of a batch, P = width of a projection, Q = negatives in a queue. Targets carry no gradient.
 """
@@ -16,20 +16,23 @@ from torch.nn import functional
 
 from securevfl.core.conventions import derive_seed
 from securevfl.core.devices import computing_in, widen_floats
-from securevfl.models.family import Algorithm, PretrainingSettings
-from securevfl.models.fedhssl.augment import Augmentation, CategoricalColumn
-from securevfl.models.fedhssl.encoders import Encoder, FedHSSLConfig, build_encoder
+from securevfl.models.fedhssl.augment import Augmentation
+from securevfl.models.fedhssl.encoders import (
+    CategoricalColumn,
+    Encoder,
+    FedHSSLConfig,
+    build_encoder,
+)
 from securevfl.models.layers import initialise
 from securevfl.models.optimisers import build_optimizer
-
-# The losses of SimSiam, BYOL and MoCo.
+from securevfl.models.pretraining import Algorithm, PretrainingSettings
 
 # As in torch's normalize: a vector of zeros has no direction, and stays.
 _SHORTEST: Final = 1e-12
 
 
 def unit(vectors: Float[Tensor, "rows width"]) -> Float[Tensor, "rows width"]:
-    """Return the vectors at length 1."""
+    """Return the vectors scaled to length 1."""
     return functional.normalize(vectors, dim=1, eps=_SHORTEST)
 
 
@@ -38,8 +41,8 @@ def simsiam_loss(
 ) -> Float[Tensor, ""]:
     """Return the mean negative cosine between predictions and targets.
 
-    Linear in ``target``: for the mean of several parties' unit vectors it is the mean of their
-    losses, and so is its gradient.
+    The loss is linear in ``target``: for the mean of several parties' unit vectors, loss and
+    gradient are the means of those for each party.
 
     Args:
         predicted: p, of any length.
@@ -48,7 +51,7 @@ def simsiam_loss(
     References:
         [FedHSSL] Equation 4.
     """
-    # Divided after the product: a gradient through B numbers instead of through B P of them.
+    # Dividing after the product propagates the gradient through B instead of B P numbers.
     length = torch.linalg.vector_norm(predicted, dim=1).clamp_min(_SHORTEST)
     return -(torch.linalg.vecdot(predicted, target) / length).mean()
 
@@ -56,7 +59,7 @@ def simsiam_loss(
 def byol_loss(
     predicted: Float[Tensor, "rows width"], target: Float[Tensor, "rows width"]
 ) -> Float[Tensor, ""]:
-    """Return the mean of ``2 - 2 cos``; linear in ``target`` as :func:`simsiam_loss` is.
+    """Return the mean of ``2 - 2 cos``; linear in ``target``, like :func:`simsiam_loss`.
 
     References:
         [FedHSSL] Equation 3, second line.
@@ -71,7 +74,7 @@ def moco_loss(
     negatives: Float[Tensor, "queue width"],
     temperature: float,
 ) -> Float[Tensor, ""]:
-    """Return InfoNCE: each row's own target among the queue's negatives.
+    """Return the InfoNCE loss of each row's target against the queue's negatives.
 
     Not linear in ``target``: the loss of an average is not the average of losses.
 
@@ -91,10 +94,10 @@ def moco_loss(
 
 
 class NegativeQueue:
-    """The last targets of one kind: first in, first out, in place.
+    """Queue of the last targets of one kind, for MoCo: first in, first out.
 
-    Other kinds have queues of their own. Negatives of another distribution are told apart by it
-    and teach nothing; in the published code, cross-party vectors end up in the local queue.
+    Each kind has a separate queue, since negatives of another distribution are recognised by it and
+    teach nothing; in the published code, cross-party vectors end up in the local queue.
     """
 
     def __init__(self, size: int, width: int, *, generator: torch.Generator) -> None:
@@ -115,11 +118,11 @@ class NegativeQueue:
         self._next = (self._next + len(targets)) % size
 
     def state(self) -> dict[str, Tensor | int]:
-        """Return what a checkpoint needs."""
+        """Return the state for a checkpoint."""
         return {"vectors": self.vectors, "next": self._next}
 
     def load_state(self, state: dict[str, Tensor | int]) -> None:
-        """Go back to a checkpoint's state."""
+        """Restore a checkpoint's state."""
         vectors, following = state["vectors"], state["next"]
         assert isinstance(vectors, Tensor)
         assert isinstance(following, int)
@@ -127,7 +130,7 @@ class NegativeQueue:
 
 
 class Objective:
-    """One algorithm's loss against one kind of targets."""
+    """Loss of one algorithm against one kind of targets."""
 
     def __init__(
         self, algorithm: Algorithm, *, temperature: float, queue: NegativeQueue | None
@@ -151,7 +154,7 @@ class Objective:
         return torch.stack(losses).mean()
 
     def remember(self, targets: Sequence[Float[Tensor, "rows width"]]) -> None:
-        """Keep targets as negatives of later rows."""
+        """Store targets as negatives for later rows."""
         if self.queue is not None:
             for target in targets:
                 self.queue.push(target)
@@ -165,24 +168,20 @@ class Objective:
         return loss(predicted, target)
 
 
-# An encoder with what pretraining puts on top of it: projector, predictor and target.
-
-
 class Tower(nn.Module):
-    """An online encoder and its target ([FedHSSL] figure 2).
+    """An online encoder with projector, predictor and target ([FedHSSL] figure 2).
 
-    SimSiam's target is the online encoder itself; BYOL's and MoCo's follows it slowly. A follower
-    takes parameters alone: running statistics are those of the batches it saw itself, and nothing
-    reads them, since it always uses a batch's own.
+    SimSiam's target is the online encoder itself; BYOL's and MoCo's is a follower, a moving average
+    of its parameters. A follower always uses batch statistics; its running statistics are not used.
     """
 
     def __init__(self, encoder: Encoder, settings: PretrainingSettings, *, follows: bool) -> None:
-        """Build it; :meth:`start` draws its weights.
+        """Build a tower; :meth:`start` draws its weights.
 
         Args:
             encoder: The online encoder.
-            settings: How to pretrain.
-            follows: Whether it needs the moving average that the algorithm may have.
+            settings: The ``[pretraining]`` table.
+            follows: Whether to keep a moving average, if the algorithm has one.
         """
         super().__init__()
         self.encoder = encoder
@@ -195,12 +194,12 @@ class Tower(nn.Module):
         self.follower: nn.Module | None = None
 
     def start(self, *, seed: int, shared_seed: int | None) -> None:
-        """Draw all weights anew, and let the target start as a copy.
+        """Draw all weights, and start the target as a copy.
 
         Args:
             seed: The party's own.
-            shared_seed: All parties', of what :meth:`shared_weights` returns; None lets these start
-                apart, too.
+            shared_seed: All parties' seed of :meth:`shared_weights`; None draws these from ``seed``
+                too.
         """
         self.follower = None
         initialise(self, seed=seed, positions_seed=0)
@@ -217,7 +216,7 @@ class Tower(nn.Module):
         return self._through(features, self.encoder, self.projector)
 
     def predict(self, projected: Float[Tensor, "rows width"]) -> Float[Tensor, "rows width"]:
-        """Return what the predictor makes of projections."""
+        """Return the predictor's output for projections."""
         return self._through(projected, self.predictor)
 
     @torch.no_grad()
@@ -226,12 +225,12 @@ class Tower(nn.Module):
         features: Float[Tensor, "rows features"],
         projected: Float[Tensor, "rows width"] | None,
     ) -> Float[Tensor, "rows width"]:
-        """Return projections whose directions another view learns from.
+        """Return the target projections, whose directions another view learns from.
 
         Args:
             features: The rows.
-            projected: Their online projection, which is the target where there is no follower;
-                computed here if it is not given.
+            projected: Their online projection, which is the target without a follower; None
+                computes it here.
         """
         if self.follower is not None:
             return self._through(features, self.follower)
@@ -239,18 +238,18 @@ class Tower(nn.Module):
 
     @torch.no_grad()
     def guide(self, features: Float[Tensor, "rows features"]) -> Float[Tensor, "rows width"]:
-        """Return the online encoder's unit vectors, for another encoder to learn from.
+        """Return the online encoder's unit vectors, from which another encoder learns.
 
-        Nothing of the tower moves: batch statistics are those of ``features``, as in learning, and
-        running statistics stay what they were.
+        The tower does not change: batch statistics are those of ``features``, as in training, and
+        running statistics are kept.
         """
-        # Layers write running statistics where they find them: here, in copies.
+        # Layers update running statistics in place: here, in copies.
         buffers = {name: buffer.clone() for name, buffer in self.named_buffers()}
         return unit(functional_call(self, buffers, (features,)))
 
     @torch.no_grad()
     def follow(self) -> None:
-        """Let the target move towards the online encoder; call it after every step."""
+        """Move the target towards the online encoder; call it after every step."""
         if self.follower is None:
             return
         online: list[Tensor] = [*self.encoder.parameters(), *self.projector.parameters()]
@@ -258,7 +257,7 @@ class Tower(nn.Module):
         torch._foreach_lerp_(followers, online, 1 - self.momentum)
 
     def shared_weights(self) -> dict[str, Tensor]:
-        """Return what parties average: the encoder's top with its projector and predictor.
+        """Return the weights that parties average: the encoder's top, projector and predictor.
 
         References:
             [FedHSSL] Algorithm 1, line 30.
@@ -272,7 +271,7 @@ class Tower(nn.Module):
 
     @torch.no_grad()
     def load_shared(self, weights: Mapping[str, Tensor]) -> None:
-        """Take averaged weights."""
+        """Load averaged weights."""
         for name, value in self.shared_weights().items():
             value.copy_(weights[name])
 
@@ -287,10 +286,10 @@ class Tower(nn.Module):
 
 
 def sphere_spread(vectors: Float[Tensor, "rows width"]) -> Float[Tensor, ""]:
-    """Return how far unit vectors are spread over the sphere: near 1 evenly, 0 collapsed.
+    """Return the spread of unit vectors over the sphere: near 1 if even, 0 if collapsed.
 
-    The standard deviation over rows, averaged over dimensions, in units of 1/sqrt(P), which it has
-    for directions drawn evenly.
+    This is the standard deviation over rows, averaged over dimensions, in units of 1/sqrt(P), its
+    value for uniform directions.
 
     References:
         [SimSiam] section 4.1 and figure 2, middle.
@@ -303,8 +302,8 @@ def _projector(inputs: int, widths: Sequence[int]) -> nn.Sequential:
     layers: list[nn.Module] = []
     for number, width in enumerate(widths):
         last = number == len(widths) - 1
-        # Batch statistics, always: they keep the outputs from collapsing, and running ones would
-        # be those of other views.
+        # Always batch statistics: they keep outputs from collapsing, and running ones would mix
+        # views.
         norm = nn.BatchNorm1d(width, affine=not last, track_running_stats=False)
         layers += [
             nn.Linear(inputs, width, bias=False),
@@ -324,14 +323,12 @@ def _predictor(width: int, hidden: int) -> nn.Sequential:
     )
 
 
-# One party's pretraining: its towers, its optimizers, and the two kinds of steps.
-
 # [FedHSSL] appendix B-A, the size of MoCo's dictionary.
 _QUEUE: Final = 4096
 
 
 class PartyLearner:
-    """Pretrains the encoders of one party; what others send comes in as plain tensors.
+    """Pretrains the encoders of one party; other parties' messages arrive as plain tensors.
 
     References:
         [FedHSSL] Algorithm 1.
@@ -353,20 +350,20 @@ class PartyLearner:
         """Build and initialise.
 
         Args:
-            config: The model's settings; its ``STEPS`` say which towers there are.
-            settings: How to pretrain.
+            config: The model's settings, whose ``STEPS`` determine the towers.
+            settings: The ``[pretraining]`` table.
             num_features: Feature columns of the party's table.
             columns: Its categorical columns.
-            records: Its records, which limit queues where the settings name no length.
-            augment: Makes views of its records.
+            records: Number of its records, which limits the default length of queues.
+            augment: Creates views of its records.
             party: Its name, for its own streams.
             seed: The run seed.
-            device: Where to compute.
+            device: Device to compute on.
         """
         self.settings = settings
         self.augment = augment
         self.device = device
-        # Drawn on the device: a view of a large batch is not worth a copy from the CPU.
+        # Views are drawn on the device, to save a copy of large batches from the CPU.
         self.generator = torch.Generator(device=device)
         self.generator.manual_seed(derive_seed(seed, "augment", party))
         self.towers: dict[str, Tower] = {}
@@ -392,31 +389,32 @@ class PartyLearner:
             kind: self._objective(records, derive_seed(seed, "queue", party, kind))
             for kind in ("cross", "local", "guide")
         }
-        self._pending: tuple[Tensor, Tensor] | None = None
+        self._pending: list[tuple[Tensor, Tensor]] = []
+        """Rows of the last :meth:`project` and their projection, until :meth:`learn_cross`."""
 
     def begin_iteration(self, iteration: int) -> None:
-        """Set the step size of an iteration, counted from 0: half a cosine, as in [SimSiam]."""
+        """Set the step size of an iteration, counted from 0, by half a cosine as in [SimSiam]."""
         factor = 0.5 * (1 + math.cos(math.pi * iteration / self.settings.iterations))
         for optimizer in self._optimizers.values():
             optimizer.param_groups[0]["lr"] = self.settings.learning_rate * factor
 
     def project(self, features: Float[Tensor, "rows features"]) -> Float[Tensor, "rows width"]:
-        """Return projections of aligned rows, for another party; the next step is on them.
+        """Return projections of aligned rows for other parties; :meth:`learn_cross` uses them too.
 
         Reveals:
-            Nothing by itself; it is what the exchange of pretraining protects or sends.
+            Nothing yet; the exchange of pretraining sends the result, protected or not.
 
         References:
-            [FedHSSL] Algorithm 1, line 6: the online encoder's. ``sends = "target"`` returns those
-            of its moving average.
+            [FedHSSL] Algorithm 1, line 6: the online encoder's; with ``sends = "target"``, those of
+            its moving average.
         """
         tower = self.towers["cross"]
         projected = tower(self._view(features))
-        self._pending = (features, projected)
+        self._pending = [(features, projected)]
         return tower.target(features, projected)
 
     def learn_cross(self, targets: Sequence[Float[Tensor, "rows width"]]) -> Float[Tensor, ""]:
-        """Learn from what other parties sent for the rows of the last :meth:`project`.
+        """Learn from other parties' projections of the rows of the last :meth:`project`.
 
         Args:
             targets: Unit vectors of the same rows, or their average; one or several.
@@ -427,30 +425,27 @@ class PartyLearner:
         References:
             [FedHSSL] Equation 5; section V-D for several updates from one exchange.
         """
-        assert self._pending is not None, "targets came without a projection"
-        features, projected = self._pending
-        self._pending = None
+        features, projected = self._pending.pop()
         tower, objective = self.towers["cross"], self._objectives["cross"]
-        first: Tensor | None = None
+        losses = []
         for update in range(self.settings.local_updates):
             if update:
                 projected = tower(self._view(features))
             loss = objective(tower.predict(projected), targets)
             self._step("cross", loss)
-            first = loss.detach() if first is None else first
+            losses.append(loss.detach())
         objective.remember(targets)
-        assert first is not None
-        return first
+        return losses[0]
 
     def learn_local(
         self, features: Float[Tensor, "rows features"]
     ) -> tuple[Float[Tensor, ""], Float[Tensor, "views width"]]:
         """Learn from two views of the party's own records, guided by its cross-party encoder.
 
-        The cross-party encoder stays as it is, running statistics included.
+        The cross-party encoder does not change, nor do its running statistics.
 
         Returns:
-            The loss, and the targets of both views, whose spread tells of collapse.
+            The loss, and the targets of both views, whose spread shows collapse.
 
         References:
             [FedHSSL] Equation 6 and Algorithm 1, lines 19 to 25.
@@ -468,7 +463,7 @@ class PartyLearner:
         guide = None
         if "cross" in self.towers and gamma > 0:
             guide = torch.cat([self.towers["cross"].guide(part) for part in parts])
-            # Equation 6 sums over the two views here, where the first term is their mean.
+            # Equation 6 sums this term over the two views, but averages the first term.
             loss = loss + 2 * gamma * self._objectives["guide"](predicted, [guide])
         self._step("local", loss)
         self._objectives["local"].remember([target])
@@ -477,22 +472,22 @@ class PartyLearner:
         return loss.detach(), target
 
     def shared_weights(self) -> dict[str, Tensor]:
-        """Return what parties average."""
+        """Return the weights that parties average."""
         return self.towers["local"].shared_weights()
 
     def load_shared(self, weights: Mapping[str, Tensor]) -> None:
-        """Take what parties averaged."""
+        """Load averaged weights."""
         self.towers["local"].load_shared(weights)
 
     def encoders(self) -> dict[str, dict[str, Tensor]]:
-        """Return a copy of the encoders' weights by name: what fine-tuning starts from."""
+        """Return a copy of the encoders' weights by name, for fine-tuning."""
         return {
             name: {key: value.clone() for key, value in tower.encoder.state_dict().items()}
             for name, tower in self.towers.items()
         }
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint needs."""
+        """Return the state for a checkpoint."""
         return {
             "towers": {name: tower.state_dict() for name, tower in self.towers.items()},
             "optimizers": {
@@ -507,7 +502,7 @@ class PartyLearner:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go back to a checkpoint's state."""
+        """Restore a checkpoint's state."""
         for name, tower in self.towers.items():
             tower.load_state_dict(state["towers"][name])
             self._optimizers[name].load_state_dict(state["optimizers"][name])
@@ -524,7 +519,7 @@ class PartyLearner:
     def _objective(self, records: int, seed: int) -> Objective:
         settings, queue = self.settings, None
         if settings.algorithm == "moco":
-            # A longer queue has every row's own target, pass after pass, among its negatives.
+            # A longer queue would hold earlier targets of the same row among its negatives.
             size = settings.queue or max(1, min(_QUEUE, records // 2))
             generator = torch.Generator().manual_seed(seed)
             queue = NegativeQueue(size, settings.projection_width, generator=generator)

@@ -1,4 +1,4 @@
-"""Transformer blocks: multi-head attention with an additive bias for each key position.
+"""Transformer blocks: multi-head attention with an additive bias for each memory position.
 
 B = rows of the batch, Q = queries, M = memory positions, H = width, h = heads, E = H/h.
 """
@@ -22,9 +22,9 @@ _VECTOR: Final = 16
 class Attention(nn.Module):
     """Multi-head attention of queries to a memory.
 
-    Its products and softmax stand here in plain sight: torch's fused kernel is slower where the
-    bias learns, which it does in most of our encoders (research/fet/attention.py). Attention
-    weights themselves are not dropped out; blocks drop units of its output.
+    Products and softmax are written out, since torch's fused kernel is slower where the bias is
+    learned, as in most of our encoders (research/fet/attention.py). Attention weights are not
+    dropped out; blocks drop units of the output.
     """
 
     def __init__(self, width: int, *, heads: int) -> None:
@@ -41,11 +41,11 @@ class Attention(nn.Module):
         memory: Float[Tensor, "batch memory width"],
         bias: Float[Tensor, "batch memory"] | None = None,
     ) -> Float[Tensor, "batch queries width"]:
-        """Return the mixed values, after the output projection.
+        """Return the attended values, after the output projection.
 
         Args:
-            queries: Where attention comes from.
-            memory: Where it goes to.
+            queries: The vectors that attend.
+            memory: The vectors that they attend to.
             bias: Added to every score of a memory position; minus infinity hides it.
         """
         if memory.shape[1] == 1:
@@ -60,7 +60,7 @@ class Attention(nn.Module):
         inputs: Float[Tensor, "batch links width"],
         bias: Float[Tensor, "batch links"] | None = None,
     ) -> Float[Tensor, "batch links width"]:
-        """Return :meth:`forward` for queries that are their own memory."""
+        """Return self-attention: :meth:`forward` with ``inputs`` as queries and memory."""
         if inputs.shape[1] == 1:
             return self._of_one_position(inputs)
         query, key, value = self._project(inputs)
@@ -84,7 +84,7 @@ class Attention(nn.Module):
         memory: Float[Tensor, "batch memory width"],
         bias: Float[Tensor, "batch memory"] | None = None,
     ) -> Float[Tensor, "batch heads queries memory"]:
-        """Return how much of each memory position :meth:`forward` mixes for each query.
+        """Return the attention weights of :meth:`forward`.
 
         Args:
             queries: As of :meth:`forward`.
@@ -101,7 +101,7 @@ class Attention(nn.Module):
         return linear(inputs, weight, added).chunk(3, dim=-1)
 
     def _of_one_position(self, memory: Tensor) -> Tensor:
-        """Return the only position's value, which gets all attention of any query."""
+        """Return the value of a memory's only position, which gets all attention."""
         _, weight = self.key_value.weight.chunk(2)
         _, added = self.key_value.bias.chunk(2)
         out: Tensor = self.out(linear(memory, weight, added))
@@ -110,8 +110,8 @@ class Attention(nn.Module):
     def _of_one_query(self, query: Tensor, memory: Tensor, bias: Tensor | None) -> Tensor:
         """Return the attention of one query, without projecting the memory to keys and values.
 
-        With query q and memory m of a head, (W_k m + b_k) . q = m . (W_k^T q) + a number that a
-        softmax over the memory does not see; and the mean of W_v m + b_v is W_v (mean of m) + b_v.
+        With query q and memory m of a head, (W_k m + b_k) . q = m . (W_k^T q) + a constant, which a
+        softmax over the memory ignores; and the mean of W_v m + b_v is W_v (mean of m) + b_v.
         """
         width = memory.shape[2]
         into_key_hEH, into_value_hEH = self.key_value.weight.view(2, self.heads, -1, width)
@@ -151,9 +151,9 @@ def softmax(scores: Float[Tensor, "*batch memory"]) -> Float[Tensor, "*batch mem
 
 
 class _ShortSoftmax(torch.autograd.Function):
-    """The softmax over fewer scores than a CPU's vector holds, which torch goes through singly.
+    """Softmax over fewer scores than a CPU's vector holds, which torch computes one by one.
 
-    It takes a third of the time; beyond that length torch's own is quicker.
+    It takes a third of torch's time; for longer rows torch is faster.
     """
 
     generate_vmap_rule = True
@@ -178,12 +178,12 @@ class _ShortSoftmax(torch.autograd.Function):
 def gather_records(
     records: Float[Tensor, "records width"], place: Int64[Tensor, "batch links"]
 ) -> Float[Tensor, "batch links width"]:
-    """Return ``records[place]``, by the one operation whose gradient is quick on a CPU."""
+    """Return ``records[place]`` by ``index_select``, whose gradient is fast on a CPU."""
     return records.index_select(0, place.flatten()).unflatten(0, place.shape)
 
 
 class FeedForward(nn.Sequential):
-    """The position-wise perceptron of a block, twice as wide inside."""
+    """Position-wise perceptron of a block, with twice the width in its hidden layer."""
 
     def __init__(self, config: FeTConfig) -> None:
         super().__init__(
@@ -196,7 +196,7 @@ class FeedForward(nn.Sequential):
 
 
 class _Block(nn.Module):
-    """Layers on a residual path, with norms inside it (``pre``) or on it (``post``)."""
+    """Layers on a residual path, with norms before each layer (``pre``) or after it (``post``)."""
 
     def __init__(self, config: FeTConfig) -> None:
         super().__init__()
@@ -211,7 +211,7 @@ class _Block(nn.Module):
 
 
 class EncoderBlock(_Block):
-    """Self-attention and a perceptron.
+    """Encoder block: self-attention and a perceptron.
 
     References:
         [FeT] section 5.1: "the conventional transformer", which is ``norm = "post"`` and
@@ -244,7 +244,7 @@ class EncoderBlock(_Block):
         hidden: Float[Tensor, "batch links width"],
         bias: Float[Tensor, "batch links"] | None = None,
     ) -> Float[Tensor, "batch heads links links"]:
-        """Return how much each link attends to each of the others; see :class:`Attention`."""
+        """Return the weights of the links' attention to one another; see :class:`Attention`."""
         attending = self.attention_norm(hidden) if self.norm_first else hidden
         return self.attention.weights(attending, attending, bias)
 
@@ -254,7 +254,7 @@ class EncoderBlock(_Block):
         place: Int64[Tensor, "batch links"],
         bias: Float[Tensor, "batch links"] | None = None,
     ) -> Float[Tensor, "batch links width"]:
-        """Return the block's output for ``records[place]``; what attends is made once a record."""
+        """Return the block's output for ``records[place]``, projecting each record once."""
         attending = self.attention_norm(records) if self.norm_first else records
         mixed = self.attention_dropout(self.attention.among_distinct(attending, place, bias))
         hidden = gather_records(records, place) + mixed
@@ -264,7 +264,7 @@ class EncoderBlock(_Block):
 
 
 class DecoderBlock(_Block):
-    """Self-attention, attention to a memory, and a perceptron.
+    """Decoder block: self-attention, attention to a memory, and a perceptron.
 
     References:
         As :class:`EncoderBlock`.
@@ -285,7 +285,7 @@ class DecoderBlock(_Block):
         memory: Float[Tensor, "batch memory width"],
         bias: Float[Tensor, "batch memory"] | None = None,
     ) -> Float[Tensor, "batch queries width"]:
-        """Return the block's output; ``bias`` weighs memory positions."""
+        """Return the block's output; ``bias`` is added to the scores of memory positions."""
 
         def look_up(inputs: Tensor) -> Tensor:
             out: Tensor = self.attention_dropout(self.memory_attention(inputs, memory, bias))
@@ -300,13 +300,13 @@ class DecoderBlock(_Block):
         memory: Float[Tensor, "batch memory width"],
         bias: Float[Tensor, "batch memory"] | None = None,
     ) -> Float[Tensor, "batch heads queries memory"]:
-        """Return how much of each memory position :meth:`forward` looks up for each query."""
+        """Return the weights of the queries' attention to the memory in :meth:`forward`."""
         looking = self._looking(hidden)
         asking = self.memory_norm(looking) if self.norm_first else looking
         return self.memory_attention.weights(asking, memory, bias)
 
     def _looking(self, hidden: Tensor) -> Tensor:
-        """Return the queries after they have attended to one another."""
+        """Return the queries after their self-attention."""
 
         def attend(inputs: Tensor) -> Tensor:
             out: Tensor = self.attention_dropout(self.self_attention.among(inputs))
@@ -316,5 +316,5 @@ class DecoderBlock(_Block):
 
 
 def last_norm(config: FeTConfig) -> nn.Module:
-    """Return what follows the last block: its residual path has no norm on it with ``pre``."""
+    """Return the norm after the last block, which ``pre`` leaves without one; else the identity."""
     return LayerNorm(config.hidden) if config.norm == "pre" else nn.Identity()

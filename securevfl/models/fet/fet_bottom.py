@@ -1,4 +1,4 @@
-"""FeT's bottom model: positional encodings, dynamic masks and attention among linked records.
+"""FeT's bottom model: dynamic masks, attention among linked records, and what both have learned.
 
 B = rows of a batch, K = links of a row, L = positions of the aggregate, D = key dimension.
 """
@@ -10,94 +10,15 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
-from securevfl.core import checks, devices
 from securevfl.models.family import Present, RecordFeatures, RecordKeys
 from securevfl.models.fet.attention import EncoderBlock, gather_records, last_norm
+from securevfl.models.fet.positions import FourierPositions, fourier_positions
 from securevfl.models.fet.settings import FeTConfig
 from securevfl.models.layers import MLP, finite, known_full, rank_scores
 
-# Positional encoding of keys: learnable Fourier features of a point in several dimensions.
-
-
-class FourierPositions(nn.Module):
-    """Map a key to a vector whose inner products fall off with the distance between keys.
-
-    With D the key dimension and F the number of Fourier features,
-
-        r(x)  = [cos(W_r x), sin(W_r x)] / sqrt(F),      W_r of shape (F/2, D)
-        PE(x) = GELU(r(x) W_1 + b_1) W_2 + b_2
-
-    and W_r starts as N(0, gamma^-2): a variance, so the standard deviation is 1/gamma. Then
-    r(x) . r(y) approximates the Gaussian kernel exp(-||x - y||^2 / (2 gamma^2)), halved.
-
-    With ``octaves`` above zero the deviation of row i of W_r is 2^(octaves i / (F/2 - 1)) / gamma,
-    and r(x) is sqrt(2) [cos(W_r x), sin(W_r x)]. Frequencies of 1/gamma alone cannot tell keys
-    apart that are much nearer than gamma, and steps of training hardly move them there; and r(x) of
-    the formula has so small entries that what W_1 and W_2 make of it starts far below a record's
-    features. Both together are what keeps the encoding from being learned where near keys matter.
-
-    References:
-        [Li21] Learnable Fourier Features for Multi-Dimensional Spatial Positional Encoding
-        (arXiv:2106.02795v3), equations (2), (6) and Algorithm 1, with one positional group.
-        Octaves are ours.
-    """
-
-    def __init__(
-        self,
-        key_dim: int,
-        *,
-        num_features: int,
-        hidden: int,
-        width: int,
-        scale: float,
-        octaves: int = 0,
-    ) -> None:
-        super().__init__()
-        checks.positive(scale=scale)
-        self.scale = scale
-        self.octaves = octaves
-        self.frequencies = nn.Parameter(torch.empty(num_features // 2, key_dim))
-        self.into = nn.Linear(num_features, hidden)
-        self.out = nn.Linear(hidden, width)
-        # A default for models that are never initialised from a seed.
-        nn.init.normal_(self.frequencies, std=1 / scale)
-        self._space_octaves()
-
-    def draw(self, generator: torch.Generator) -> None:
-        """Draw the frequencies from N(0, gamma^-2), and spread them over the octaves."""
-        with torch.no_grad():
-            self.frequencies.normal_(0.0, 1 / self.scale, generator=generator)
-        self._space_octaves()
-
-    @torch.no_grad()
-    def _space_octaves(self) -> None:
-        octaves = torch.linspace(0, self.octaves, len(self.frequencies))
-        self.frequencies.mul_((2**octaves).unsqueeze(1))
-
-    def features(
-        self, keys: Float[Tensor, "*rows dimension"]
-    ) -> Float[Tensor, "*rows fourier_features"]:
-        """Return the Fourier features r(x) alone.
-
-        Their squared norm is 1/2; with octaves it is F, so that their mean square is one.
-        """
-        # Angles are many radians, of which half precision keeps no digit that counts.
-        with devices.computing_in("float32", keys.device):
-            angles = keys @ self.frequencies.T
-        both = torch.cat([angles.cos(), angles.sin()], dim=-1)
-        return both * math.sqrt(2) if self.octaves else both / math.sqrt(both.shape[-1])
-
-    def forward(self, keys: Float[Tensor, "*rows dimension"]) -> Float[Tensor, "*rows width"]:
-        """Return the positional encoding of each key."""
-        encoded: Tensor = self.out(nn.functional.gelu(self.into(self.features(keys))))
-        return encoded
-
-
-# From a record to a vector: its features and the place of its key, added.
-
 
 class RecordEmbedding(nn.Module):
-    """Embed features linearly and add the positional encoding of the key.
+    """Embeds features linearly and adds the positional encoding of the key.
 
     References:
         [FeT] section 5.1, figure 2: positional encodings join the features before the encoder.
@@ -121,32 +42,17 @@ class RecordEmbedding(nn.Module):
         return embedded
 
 
-def fourier_positions(config: FeTConfig, key_dim: int) -> FourierPositions:
-    """Return the positional encoding that the settings ask for, of keys with so many columns."""
-    return FourierPositions(
-        key_dim,
-        num_features=config.fourier_features,
-        hidden=config.fourier_width,
-        width=config.hidden,
-        scale=config.fourier_scale,
-        octaves=config.octaves(key_dim),
-    )
-
-
-# Dynamic masking: how much attention a link deserves, learned from keys alone.
-
-
 def dynamic_mask(config: FeTConfig, key_dim: int) -> nn.Module:
-    """Return the mask that ``mask_reads`` names: keys and presence in, (B, K) numbers out."""
+    """Return the mask that ``mask_reads`` names, from keys and presence to (B, K) numbers."""
     if config.mask_reads == "keys":
         return JoinedMask(key_dim, links=config.neighbours)
     return DynamicMask(key_dim, hidden=config.hidden)
 
 
 class JoinedMask(nn.Module):
-    """One perceptron from the K keys of a row, joined end to end, to the K numbers.
+    """Dynamic mask that reads all K keys of a row, concatenated, by one perceptron.
 
-    It can only know a link by its place in the list, and has K times the inputs.
+    It distinguishes links by their place in the list only, and has K times the inputs.
 
     References:
         [FeT] section 5.1, "Dynamic Masking"; widths as in the published code.
@@ -157,18 +63,18 @@ class JoinedMask(nn.Module):
         self.score = MLP(links * key_dim, [2 * links * key_dim], links)
 
     def forward(self, keys: RecordKeys, present: Present) -> Float[Tensor, "batch links"]:
-        """Return the additive mask; entries of absent links mean nothing."""
+        """Return the additive mask; entries of absent links are meaningless."""
         there = keys.masked_fill(~present.unsqueeze(-1), 0.0)
         score: Tensor = self.score(there.flatten(1))
         return score
 
 
 class DynamicMask(nn.Module):
-    """Give every link of a row one number that is added to its attention scores.
+    """Dynamic mask: one number for every link of a row, added to the link's attention scores.
 
-    A perceptron reads the link's key, and how it lies to the centre of the row's links, which
-    stands in for the primary's key: a secondary need not know that one to see which links are
-    outlying. The same perceptron serves every link, so reordering the links reorders the mask.
+    A perceptron reads the link's key and its offset from the centre of the row's links. The centre
+    stands in for the primary's key, which a secondary need not know. The same perceptron serves
+    every link, so reordering the links reorders the mask.
 
     References:
         [FeT] section 5.1, "Dynamic Masking".
@@ -179,7 +85,7 @@ class DynamicMask(nn.Module):
         self.score = MLP(2 * key_dim + 1, [hidden], 1)
 
     def forward(self, keys: RecordKeys, present: Present) -> Float[Tensor, "batch links"]:
-        """Return the additive mask; entries of absent links mean nothing."""
+        """Return the additive mask; entries of absent links are meaningless."""
         there = present.unsqueeze(-1).to(keys.dtype)
         count = there.sum(dim=1, keepdim=True).clamp_min(1)
         centre = (keys * there).sum(dim=1, keepdim=True) / count
@@ -187,7 +93,7 @@ class DynamicMask(nn.Module):
         spread = (offset.square().sum(dim=-1, keepdim=True) * there).sum(
             dim=1, keepdim=True
         ) / count
-        # Relative to the neighbourhood's own extent: dense and sparse places then look alike.
+        # Relative to the neighbourhood's extent, so that dense and sparse places look alike.
         offset = offset / spread.clamp_min(1e-12).sqrt()
         distance = offset.square().sum(dim=-1, keepdim=True)
         score: Tensor = self.score(torch.cat([keys, offset, distance], dim=-1))
@@ -197,142 +103,26 @@ class DynamicMask(nn.Module):
 def attention_bias(
     mask: Float[Tensor, "batch links"] | None, present: Bool[Tensor, "batch links"]
 ) -> Float[Tensor, "batch links"]:
-    """Return what is added to attention scores: the mask, and minus infinity at absent links.
+    """Return the bias of attention scores: the mask, and minus infinity at absent links.
 
-    A row without any link gets its mask (or zeros), since a softmax over nothing is NaN; what such
-    a row yields must be dropped by the caller. What is computed does not depend on which links
-    there are, so that gradients can be taken row by row (:mod:`torch.func`).
+    A row without any link gets its mask (or zeros), since a softmax over nothing is NaN; the caller
+    must drop such a row's result. The computation does not branch on which links exist, so that
+    gradients can be taken row by row (:mod:`torch.func`).
     """
     bias = torch.zeros(present.shape, device=present.device) if mask is None else mask
     empty = ~present.any(dim=1, keepdim=True)
     return bias.masked_fill(~(present | empty), float("-inf"))
 
 
-# What a trained FeT makes of links: masks over key space, and which links are attended to.
-
-_POINTS: Final = 200
-_PLACES: Final = (-1.0, 0.0, 1.0)
-_GOLDEN_ANGLE: Final = math.pi * (3 - math.sqrt(5))
-# Of keys that are all equal: any width that can be seen.
-_SOME_SPREAD: Final = 0.5
-
-
-def mask_pictures(
-    mask: nn.Module,
-    keys: Float[Tensor, "batch links dimension"],
-    present: Bool[Tensor, "batch links"],
-) -> list[dict[str, Any]]:
-    """Return what the mask gives to made-up links around three made-up rows.
-
-    Each row has its links around it, nearest first, as evenly as can be: on a line where keys have
-    one dimension, and in a disc of the first two where they have more (the others stay at the
-    row's). Where rows lie, and how far their links reach, follows from the batch: rows at the mean
-    of the batch's rows and one deviation to either side of it, links with the median row's spread.
-    No link of the batch is shown.
-
-    Args:
-        mask: A :class:`securevfl.models.fet.fet_bottom.DynamicMask` or ``JoinedMask``.
-        keys: Keys of a batch's links.
-        present: Which links there are.
-
-    Returns:
-        For each row ``row`` (D numbers), ``links`` (two numbers each, or one) and ``mask`` (one
-        each): what is added to a link's attention scores.
-
-    References:
-        [FeT] section 5.1, Dynamic Masking and Figure 3, which shows links of real rows.
-    """
-    dimension = keys.shape[2]
-    shown = min(dimension, 2)
-    rows, deviation, spread = _neighbourhoods(keys, present)
-    points = keys.shape[1] if isinstance(mask, JoinedMask) else _POINTS
-    around = keys.new_zeros(points, dimension)
-    around[:, :shown] = (_line(points) if shown == 1 else _disc(points)).to(keys.device)
-    around *= spread / around.square().sum(dim=1).mean().sqrt().clamp_min(1e-12)
-    pictures = []
-    for place in _PLACES:
-        row = rows + place * deviation
-        links = row + around
-        there = torch.ones(1, points, dtype=torch.bool, device=keys.device)
-        with torch.no_grad():
-            values = mask(links.unsqueeze(0), there).squeeze(0)
-        pictures.append(
-            {"row": finite(row), "links": finite(links[:, :shown]), "mask": finite(values)}
-        )
-    return pictures
-
-
-def _neighbourhoods(keys: Tensor, present: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the mean and deviation of where rows' links lie, and how far they reach."""
-    linked = present.any(dim=1)
-    keys, there = keys[linked].nan_to_num(0.0), present[linked].unsqueeze(-1).to(keys.dtype)
-    if not len(keys):
-        still = keys.new_zeros(keys.shape[2])
-        return still, still + 1, keys.new_tensor(_SOME_SPREAD)
-    count = there.sum(dim=1)
-    centres = (keys * there).sum(dim=1) / count
-    away = ((keys - centres.unsqueeze(1)).square() * there).sum(dim=(1, 2)) / count.squeeze(1)
-    spread = away.sqrt().median()
-    deviation = centres.std(dim=0, correction=0)
-    return centres.mean(dim=0), deviation, spread if float(spread) > 0 else spread + _SOME_SPREAD
-
-
-def _line(points: int) -> Tensor:
-    """Return places left and right of 0 in turns, nearest first; shape (points, 1)."""
-    steps = torch.arange(1, points + 1)
-    signs = torch.where(steps % 2 == 0, 1.0, -1.0)
-    return (signs * torch.div(steps, 2, rounding_mode="floor")).unsqueeze(1)
-
-
-def _disc(points: int) -> Tensor:
-    """Return places that fill a disc evenly, nearest first (Vogel's spiral); (points, 2)."""
-    number = torch.arange(points, dtype=torch.float32)
-    angle, radius = number * _GOLDEN_ANGLE, (number / points).sqrt()
-    return torch.stack([radius * angle.cos(), radius * angle.sin()], dim=1)
-
-
-def attention_by_rank(
-    weights: Float[Tensor, "batch heads queries memory"],
-    present: Bool[Tensor, "batch memory"] | None = None,
-) -> list[float]:
-    """Return how much attention each position gets, in the mean over rows, heads and queries.
-
-    Args:
-        weights: Of one layer; each query's sum to 1.
-        present: Which links there are, where queries are links too; absent ones ask nothing, and
-            rows without a link count for nothing. None: all.
-
-    Returns:
-        One number a position, nearest link first; they sum to 1.
-    """
-    over_heads = weights.mean(dim=1)
-    if present is None:
-        return finite(over_heads.mean(dim=(0, 1)))
-    asks = present.to(weights.dtype).unsqueeze(-1)
-    by_row = (over_heads * asks).sum(dim=1) / asks.sum(dim=1).clamp_min(1)
-    return finite(by_row[present.any(dim=1)].mean(dim=0))
-
-
-def mask_by_rank(
-    bias: Float[Tensor, "batch links"] | None, present: Bool[Tensor, "batch links"]
-) -> list[float]:
-    """Return what mask and ranks alone would give each link: the mean softmax of their sum."""
-    weights = attention_bias(bias, present).softmax(dim=1)[present.any(dim=1)]
-    return finite(weights.mean(dim=0))
-
-
-# A secondary's encoder: attention among the K records linked to a row.
-
-
 class FeTBottom(nn.Module):
-    """Encode a row's links, which come nearest first.
+    """FeT's bottom model: encodes a row's links, nearest first.
 
-    Reordering the links reorders a sequence, and leaves a pooled row as it is, unless the model is
-    told the order (``ranked``) or reads it (``mask_reads = "keys"``).
+    Reordering the links reorders the encoded sequence and does not change a pooled row, unless the
+    model knows the order (``ranked``, or ``mask_reads = "keys"``).
 
     References:
         [FeT] section 5.1 and Algorithm 1, line 7. With ``release = "pooled"`` the K vectors are
-        averaged by the softmax of the dynamic mask.
+        averaged with the softmax of the dynamic mask.
     """
 
     recordwise = False
@@ -354,7 +144,7 @@ class FeTBottom(nn.Module):
 
     @property
     def positions(self) -> FourierPositions:
-        """The positional encoding, which parties average."""
+        """Positional encoding, which parties may average."""
         return self.embedding.positions
 
     def forward(
@@ -375,7 +165,7 @@ class FeTBottom(nn.Module):
         place: Int64[Tensor, "batch links"],
         present: Present,
     ) -> Float[Tensor, "batch positions width"]:
-        """Return what :meth:`forward` makes of ``features[place]`` and ``keys[place]``."""
+        """Return :meth:`forward` of ``features[place]`` and ``keys[place]``."""
         bias = attention_bias(self._link_scores(gather_records(keys, place), present), present)
         first = cast(EncoderBlock, self.blocks[0])
         hidden = first.of_distinct(self.embedding(features, keys), place, bias)
@@ -389,18 +179,18 @@ class FeTBottom(nn.Module):
     def explain(
         self, features: RecordFeatures, keys: RecordKeys, present: Present
     ) -> dict[str, Any]:
-        """Return the mask over key space, and which links attention goes to.
+        """Return the mask over key space and the attention that links get.
 
-        ``mask`` is :func:`securevfl.models.fet.fet_bottom.mask_pictures`, ``mask_by_rank`` what
-        mask and ranks weigh links by, and ``attention`` what links get of one another's attention,
-        a list a block; ``notes`` say what is missing and why.
+        ``mask`` is the result of :func:`mask_pictures`, ``mask_by_rank`` that of the function of
+        that name, and ``attention`` a list for each block, from :func:`attention_by_rank`.
+        ``notes`` say why something is missing.
 
         References:
             [FeT] section 5.1, Figure 3.
 
         Reveals:
-            Weights that were trained on private records, and means over them: it stays at the
-            party whose model this is.
+            Values of weights that were trained on private records, and means over records: the
+            result stays with the party.
         """
         explanation: dict[str, Any] = {"key_dim": keys.shape[2], "notes": []}
         if self.mask is None:
@@ -426,7 +216,7 @@ class FeTBottom(nn.Module):
         scores = None if self.mask is None else self.mask(keys, present)
         if self.rank_bias is None:
             return scores
-        # Gathered, not broadcast: attention kernels want a bias of the batch's own shape.
+        # Attention kernels need a bias of the batch's shape, not a broadcast one.
         ranks = self.rank_bias.expand(keys.shape[0], -1)
         return ranks if scores is None else scores + ranks
 
@@ -438,3 +228,113 @@ def _of_links(hidden: Tensor, present: Tensor) -> Tensor:
 def _pool(hidden: Tensor, bias: Tensor, present: Tensor) -> Tensor:
     pooled = bias.softmax(dim=1).unsqueeze(1) @ hidden
     return pooled * present.any(dim=1)[:, None, None]
+
+
+_POINTS: Final = 200
+_PLACES: Final = (-1.0, 0.0, 1.0)
+_GOLDEN_ANGLE: Final = math.pi * (3 - math.sqrt(5))
+# The spread drawn for keys that are all equal.
+_SOME_SPREAD: Final = 0.5
+
+
+def mask_pictures(
+    mask: nn.Module,
+    keys: Float[Tensor, "batch links dimension"],
+    present: Bool[Tensor, "batch links"],
+) -> list[dict[str, Any]]:
+    """Return the mask's values at synthetic links around three synthetic rows.
+
+    Each row has its links evenly around it, nearest first: on a line for keys of one dimension,
+    else in a disc of the first two dimensions (the others equal the row's). Positions follow from
+    the batch: rows at the mean of the batch's rows and one deviation to either side of it, links
+    with the median row's spread. No link of the batch is shown.
+
+    Args:
+        mask: A :class:`securevfl.models.fet.fet_bottom.DynamicMask` or ``JoinedMask``.
+        keys: Keys of a batch's links.
+        present: Mask of the links that exist.
+
+    Returns:
+        For each row: ``row`` (D numbers), ``links`` (two numbers each, or one) and ``mask`` (one
+        number each, the bias of the link's attention scores).
+
+    References:
+        [FeT] section 5.1, Dynamic Masking and Figure 3, which shows links of real rows.
+    """
+    dimension = keys.shape[2]
+    shown = min(dimension, 2)
+    rows, deviation, spread = _neighbourhoods(keys, present)
+    points = keys.shape[1] if isinstance(mask, JoinedMask) else _POINTS
+    around = keys.new_zeros(points, dimension)
+    around[:, :shown] = (_line(points) if shown == 1 else _disc(points)).to(keys.device)
+    around *= spread / around.square().sum(dim=1).mean().sqrt().clamp_min(1e-12)
+    pictures = []
+    for place in _PLACES:
+        row = rows + place * deviation
+        links = row + around
+        there = torch.ones(1, points, dtype=torch.bool, device=keys.device)
+        with torch.no_grad():
+            values = mask(links.unsqueeze(0), there).squeeze(0)
+        pictures.append(
+            {"row": finite(row), "links": finite(links[:, :shown]), "mask": finite(values)}
+        )
+    return pictures
+
+
+def _neighbourhoods(keys: Tensor, present: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the mean and deviation of the centres of rows' links, and the links' median spread."""
+    linked = present.any(dim=1)
+    keys, there = keys[linked].nan_to_num(0.0), present[linked].unsqueeze(-1).to(keys.dtype)
+    if not len(keys):
+        still = keys.new_zeros(keys.shape[2])
+        return still, still + 1, keys.new_tensor(_SOME_SPREAD)
+    count = there.sum(dim=1)
+    centres = (keys * there).sum(dim=1) / count
+    away = ((keys - centres.unsqueeze(1)).square() * there).sum(dim=(1, 2)) / count.squeeze(1)
+    spread = away.sqrt().median()
+    deviation = centres.std(dim=0, correction=0)
+    return centres.mean(dim=0), deviation, spread if float(spread) > 0 else spread + _SOME_SPREAD
+
+
+def _line(points: int) -> Tensor:
+    """Return points alternately left and right of 0, nearest first; shape (points, 1)."""
+    steps = torch.arange(1, points + 1)
+    signs = torch.where(steps % 2 == 0, 1.0, -1.0)
+    return (signs * torch.div(steps, 2, rounding_mode="floor")).unsqueeze(1)
+
+
+def _disc(points: int) -> Tensor:
+    """Return points that fill a disc evenly, nearest first (Vogel's spiral); (points, 2)."""
+    number = torch.arange(points, dtype=torch.float32)
+    angle, radius = number * _GOLDEN_ANGLE, (number / points).sqrt()
+    return torch.stack([radius * angle.cos(), radius * angle.sin()], dim=1)
+
+
+def attention_by_rank(
+    weights: Float[Tensor, "batch heads queries memory"],
+    present: Bool[Tensor, "batch memory"] | None = None,
+) -> list[float]:
+    """Return each position's mean attention over rows, heads and queries.
+
+    Args:
+        weights: Attention weights of one layer; each query's sum to 1.
+        present: Mask of the links that exist, where queries are links too; absent queries and rows
+            without a link are left out. None: all exist.
+
+    Returns:
+        One number for each position, nearest link first; they sum to 1.
+    """
+    over_heads = weights.mean(dim=1)
+    if present is None:
+        return finite(over_heads.mean(dim=(0, 1)))
+    asks = present.to(weights.dtype).unsqueeze(-1)
+    by_row = (over_heads * asks).sum(dim=1) / asks.sum(dim=1).clamp_min(1)
+    return finite(by_row[present.any(dim=1)].mean(dim=0))
+
+
+def mask_by_rank(
+    bias: Float[Tensor, "batch links"] | None, present: Bool[Tensor, "batch links"]
+) -> list[float]:
+    """Return each link's mean share by mask and ranks alone: the softmax of their sum."""
+    weights = attention_bias(bias, present).softmax(dim=1)[present.any(dim=1)]
+    return finite(weights.mean(dim=0))

@@ -10,7 +10,7 @@ from securevfl.models.layers import RankPrior
 
 _HEADS: Final = 4
 _OCTAVES: Final = 5
-# So few frequencies cover a line or a plane in detail, and nothing of more dimensions.
+# 32 frequencies cover a line or a plane in detail, but not more dimensions.
 _MOST_SPREAD_KEYS: Final = 2
 # Angles of 2^16 deviations have few digits left in 32 bits.
 _MOST_OCTAVES: Final = 16
@@ -58,10 +58,10 @@ class FeTConfig:
     paper."""
 
     ranked: bool = True
-    """The model may learn what a link's rank is worth; not in the paper."""
+    """The model may learn weights of links' ranks; not in the paper."""
 
     rank_prior: RankPrior = 1.0
-    """How far near links start ahead: the j-th nearest with a share in proportion to
+    """Head start of near links: the j-th nearest starts with a share in proportion to
     j^-rank_prior."""
 
     memory_norm: bool = True
@@ -74,8 +74,8 @@ class FeTConfig:
     """Keys are inputs too, as in the paper. Encodings and masks always read them."""
 
     top: Literal["attention", "additive"] = "attention"
-    """The paper's decoder, or own evidence plus the aggregate's, which learns more from noisy
-    releases."""
+    """Top model: the paper's decoder, or a sum of the primary's own and the aggregate's evidence,
+    which learns more from noisy releases."""
 
     fourier_features: Annotated[int, partial(checks.within, 2, checks.MOST_WIDTH)] = 64
     """Sines and cosines of the positional encoding together; even."""
@@ -87,9 +87,9 @@ class FeTConfig:
     """gamma: frequencies start as N(0, gamma^-2), in radians per unit of scaled keys."""
 
     fourier_octaves: Annotated[int, partial(checks.within, 0, _MOST_OCTAVES)] | None = None
-    """Octaves of the frequencies: deviations from 1/gamma to 2^octaves/gamma. 0, the paper's: all
-    1/gamma, divided by sqrt(``fourier_features``). Default: 5 for one or two key columns, else
-    0."""
+    """Octaves of the frequencies, whose deviations go from 1/gamma to 2^octaves/gamma; 0, as in the
+    paper: all 1/gamma, and features divided by sqrt(``fourier_features``). Default: 5 for one or
+    two key columns, else 0."""
 
     average_positions_every: checks.FromZero = 0
     """T_pe, epochs between averagings of positional encodings; 0: never."""
@@ -120,7 +120,7 @@ class FeTConfig:
         return max(heads for heads in range(1, _HEADS + 1) if self.hidden % heads == 0)
 
     def octaves(self, key_dim: int) -> int:
-        """Return how many octaves the frequencies for such keys are spread over."""
+        """Return the octaves of the frequencies for keys with ``key_dim`` columns."""
         if self.fourier_octaves is not None:
             return self.fourier_octaves
         return _OCTAVES if key_dim <= _MOST_SPREAD_KEYS else 0

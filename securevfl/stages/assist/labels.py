@@ -18,11 +18,11 @@ from securevfl.dp.labels import (
     randomised_labels,
     unbiased_indicators,
 )
-from securevfl.federation.base import own_inputs
-from securevfl.federation.checkpoint import StateFolder
+from securevfl.federation.party_inputs import own_inputs
 from securevfl.federation.released_labels import charge_labels, drawn_once
 from securevfl.federation.rounds.primary import PrimaryData
 from securevfl.federation.run_plan import RunPlan
+from securevfl.federation.state_folder import StateFolder
 from securevfl.ledger.ledger import Ledger
 from securevfl.models.alone.margins import LEAST_PROBABILITY
 from securevfl.models.alone.margins import cross_fit as cross_fit_base

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from securevfl.config.federation import FederationConfig
-from securevfl.federation.run_plan import RunFacts
+from securevfl.federation.run_facts import RunFacts
 from securevfl.mpc import dealt_sums
 from securevfl.stages.class_means.class_labels import bins_of
 from securevfl.stages.class_means.messages import (

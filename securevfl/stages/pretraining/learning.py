@@ -14,8 +14,8 @@ from securevfl.core.conventions import stream
 from securevfl.core.devices import to_device
 from securevfl.core.progress import Observer, Warned
 from securevfl.federation.rounds.release import require_finite
-from securevfl.models.family import Learner
 from securevfl.models.fedhssl.learner import sphere_spread, unit
+from securevfl.models.pretraining import Learner
 from securevfl.mpc.sum_to import fraction_bits
 from securevfl.stages.pretraining.rows import even_batches
 

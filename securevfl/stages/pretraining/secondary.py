@@ -16,8 +16,8 @@ from securevfl.federation.messages import Mean
 from securevfl.federation.rounds.secondary import SecondaryData
 from securevfl.federation.session.peers import Handler, Handlers, Next, Reply, StageEnd, shapes_of
 from securevfl.federation.stage import StageAtSecondary
-from securevfl.models.family import PretrainingSettings
 from securevfl.models.fedhssl.learner import unit
+from securevfl.models.pretraining import PretrainingSettings
 from securevfl.mpc.sum_to import encode_weighted, words_needed
 from securevfl.stages.pretraining.learning import (
     CollapseWatch,

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Bool
 
 from securevfl.core.errors import ProtocolError
-from securevfl.models.family import PretrainingSettings
+from securevfl.models.pretraining import PretrainingSettings
 from securevfl.stages.pretraining.messages import (
     CrossBatch,
     IterationBegin,

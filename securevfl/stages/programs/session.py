@@ -13,7 +13,7 @@ from securevfl.core import files
 from securevfl.core.conventions import PRIMARY_RANK
 from securevfl.core.errors import ConfigError, SecureVflError
 from securevfl.core.progress import Stage
-from securevfl.federation.run_plan import RunFacts, new_run, prediction_facts
+from securevfl.federation.run_facts import RunFacts, new_run, prediction_facts
 from securevfl.federation.session import handshake
 from securevfl.ledger.book import ProgramUse
 from securevfl.ledger.chain import now

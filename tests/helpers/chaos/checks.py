@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from securevfl.core.errors import SecureVflError
 from securevfl.desk.report.verify import verify_run
-from securevfl.ledger.ledger import summary_of
+from securevfl.ledger.ledger_file import summary_of
 
 _FIGURES: Final = ("train", "validation", "test", "test_metrics", "epochs", "best_epoch")
 

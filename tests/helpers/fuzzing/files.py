@@ -25,7 +25,8 @@ from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.ledger.chain import Chain, ChainedFile, read_chain
 from securevfl.ledger.countersigning import require_signed
-from securevfl.ledger.ledger import Ledger, lines_of_run, summary_of
+from securevfl.ledger.ledger import Ledger
+from securevfl.ledger.ledger_file import lines_of_run, summary_of
 from securevfl.ledger.record_counts import FILE as RECORDS
 from securevfl.ledger.record_counts import RecordCounts
 

@@ -16,7 +16,7 @@ from securevfl.cli.results import print_results
 from securevfl.config.reading import read_federation
 from securevfl.core.progress import PresenceChanged, ProgressEvent, RoundDone
 from securevfl.desk.report.verify import verify_run
-from securevfl.ledger.ledger import lines_of_run
+from securevfl.ledger.ledger_file import lines_of_run
 from securevfl.runtime.launching import run_party
 from securevfl.runtime.metrics_file import RunFigures
 from securevfl.runtime.run_folder import write_figures

@@ -13,7 +13,7 @@ from securevfl.config.reading import read_federation
 from securevfl.core.errors import PrivacyError
 from securevfl.core.progress import unheard
 from securevfl.ledger.book import Limit
-from securevfl.ledger.ledger import ledger_of_table, set_limit
+from securevfl.ledger.ledger_file import ledger_of_table, set_limit
 from securevfl.runtime.entry import simulate
 from securevfl.runtime.launching import predict_in_processes
 from securevfl.runtime.predictions import Predictions, read_predictions

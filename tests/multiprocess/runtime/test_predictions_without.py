@@ -10,7 +10,7 @@ from helpers.federations import write_federation
 
 from securevfl.config.reading import read_federation
 from securevfl.core.progress import unheard
-from securevfl.ledger.ledger import ledger_of_table
+from securevfl.ledger.ledger_file import ledger_of_table
 from securevfl.runtime.entry import simulate
 from securevfl.runtime.launching import predict_in_processes
 from securevfl.runtime.predictions import read_predictions

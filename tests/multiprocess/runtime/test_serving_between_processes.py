@@ -18,7 +18,7 @@ from securevfl.config.reading import read_federation
 from securevfl.core.files import read_json, write_json
 from securevfl.launch.spawn import KeptProcesses
 from securevfl.ledger.countersigning import SERVED_ROWS
-from securevfl.ledger.ledger import ledger_of_table
+from securevfl.ledger.ledger_file import ledger_of_table
 from securevfl.runtime.entry import simulate
 from securevfl.runtime.trained_run import trained_run
 from securevfl.serving.opening import open_model

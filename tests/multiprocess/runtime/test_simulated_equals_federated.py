@@ -14,8 +14,9 @@ from helpers.fitted_once import FOLDER_VARIABLE
 from research.scale.wire import Bytes, WiredRun
 from securevfl.config.reading import read_federation
 from securevfl.core.progress import RoundDone
-from securevfl.federation.checkpoint import read_state
-from securevfl.federation.run_plan import plan_run, run_facts
+from securevfl.federation.run_facts import run_facts
+from securevfl.federation.run_plan import plan_run
+from securevfl.federation.state_folder import read_state
 from securevfl.runtime.launching import train_in_processes
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables

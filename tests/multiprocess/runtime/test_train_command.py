@@ -22,12 +22,13 @@ from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, PartyFailedError, PrivacyError, SecureVflError
 from securevfl.core.progress import ProgressEvent, RoundDone, SpendingPlanned, Warned
 from securevfl.dp.accountant import epsilon_of
-from securevfl.federation.run_plan import RunFacts, plan_run, run_facts
+from securevfl.federation.run_facts import RunFacts, run_facts
+from securevfl.federation.run_plan import plan_run
 from securevfl.launch.process import PartyCommand
 from securevfl.launch.spawn import run_party_processes
 from securevfl.ledger.book import Limit
 from securevfl.ledger.chain import ChainedFile
-from securevfl.ledger.ledger import ledger_of_table, set_limit, summary_of
+from securevfl.ledger.ledger_file import ledger_of_table, set_limit, summary_of
 from securevfl.runtime.launching import train_in_processes
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables

@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from vectors.make_accounting import log_delta
 
 from securevfl.core.checks import limits_of
-from securevfl.dp.accountant import Method, epsilon_of, noise_multiplier_for, rdp_epsilon
+from securevfl.dp.accountant import Method, epsilon_of
+from securevfl.dp.calibration import noise_multiplier_for
 from securevfl.dp.events import EntitySampledRelease, GaussianRelease, Release, SampledRelease
+from securevfl.dp.renyi import rdp_epsilon
 
 # Limits are read once, and types of what is read are checked by draws, which strategies may not do.
 for kind in (GaussianRelease, SampledRelease, EntitySampledRelease):

@@ -30,7 +30,7 @@ from hypothesis.stateful import (
 from securevfl.core.errors import SecureVflError, StorageError
 from securevfl.data.tables import KeyTable
 from securevfl.dp.gaussian import gaussian_noise_multiplier
-from securevfl.federation.rounds.release import CountedRelease
+from securevfl.federation.rounds.counted_release import CountedRelease
 from securevfl.ledger.ledger import Ledger
 from securevfl.ledger.record_counts import RecordCounts
 

@@ -25,14 +25,14 @@ from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
 from securevfl.data.tables import PartyTable
 from securevfl.federation.rounds.secondary import Secondary
-from securevfl.federation.run_plan import run_facts
+from securevfl.federation.run_facts import run_facts
 from securevfl.federation.saved_model import load_model
 from securevfl.linkage.stage.party_keys import keys_of
-from securevfl.runtime import prediction_request, simulation
+from securevfl.runtime import prediction_request
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
-from securevfl.stages.class_means import class_labels
+from securevfl.stages.class_means import class_labels, stage
 
 ROWS = 60
 EXTREMES = {"regression": (1e12, -1e12), "multiclass": (0.0, 2.0)}
@@ -83,19 +83,12 @@ def played(
 ) -> Received:
     """Run everything, ask for predictions, and return what secondaries received."""
     received = Received()
-    fit, answer, request = (
-        simulation.class_means_in_process,
-        Secondary.hear_round,
-        prediction_request.Request,
-    )
+    make, answer, request = stage.class_labels_of, Secondary.hear_round, prediction_request.Request
 
-    def voted(secondaries: Any, make: Any) -> Any:
-        def told(due: Any) -> Any:
-            made = make(due)
-            received.classes.append(made.bins_of_rows.copy())
-            return made
-
-        return fit(secondaries, told)
+    def made(*parts: Any) -> Any:
+        labels = make(*parts)
+        received.classes.append(labels.bins_of_rows.copy())
+        return labels
 
     def answered(secondary: Secondary, plan: Any, reply: Any) -> Any:
         if plan.purpose != "predict":
@@ -108,7 +101,7 @@ def played(
         return request(**parts)
 
     with patch.context() as watched:
-        watched.setattr(simulation, "class_means_in_process", voted)
+        watched.setattr(stage, "class_labels_of", made)
         watched.setattr(Secondary, "hear_round", answered)
         watched.setattr(prediction_request, "Request", requested)
         watched.setattr(class_labels, "randomised_labels", lambda own, _classes, _epsilon: own)

@@ -26,9 +26,9 @@ from helpers.fuzzing.targets import TARGETS
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, DataError, PrivacyError, ProtocolError
 from securevfl.data.sources.source_files import read_source
-from securevfl.federation.checkpoint import DamagedError, read_state
 from securevfl.federation.messages import Hello
 from securevfl.federation.session.handshake import read_hello
+from securevfl.federation.state_folder import DamagedError, read_state
 from securevfl.linkage.stage.link_cache import LinkCache
 from securevfl.transport.message import Message, StarKind
 

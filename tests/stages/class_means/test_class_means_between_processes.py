@@ -9,7 +9,7 @@ from helpers.class_means import write_class_means
 
 import securevfl as sv
 from securevfl.desk.report.verify import verify_run
-from securevfl.ledger.ledger import ledger_of_table, summary_of
+from securevfl.ledger.ledger_file import ledger_of_table, summary_of
 
 pytestmark = pytest.mark.multiprocess
 

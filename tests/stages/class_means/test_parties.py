@@ -18,14 +18,16 @@ from helpers.lines import Wires
 
 from securevfl.core.errors import BudgetExceededError, ConfigError, PrivacyError, ProtocolError
 from securevfl.dp.labels import keep_probability
-from securevfl.federation.session.peers import HandlerTable
+from securevfl.federation.session.peers import HandlerTable, PeersHere
 from securevfl.lab.audit.threads import ThreadReply
 from securevfl.mpc.dealt_sums import DealtFor, SumDealing, deal
 from securevfl.stages.class_means.fitting import ClassMeansFitting
 from securevfl.stages.class_means.messages import (
     ClassMeansCall,
     ClassMeansDealing,
+    ClassMeansDone,
     ClassMeansKind,
+    ClassMeansLabels,
     ClassMeansMasked,
     ClassMeansNoise,
     ClassMeansSeed,
@@ -33,6 +35,7 @@ from securevfl.stages.class_means.messages import (
     ClassMeansState,
     ClassMeansTurn,
 )
+from securevfl.stages.class_means.secondary import ClassMeansSecondary
 from securevfl.transport.channels import Channels
 from securevfl.transport.message import Done, StarKind
 
@@ -260,6 +263,26 @@ class TestLies:
 
         fit_as_threads(one, told, instead={"bank-1": bank})
         assert len(results) == 1
+
+    @pytest.mark.parametrize("called", [False, True])
+    def test_labels_that_no_encoder_waits_for_are_refused(
+        self, called: bool, tmp_path: Path, monkeypatch
+    ) -> None:
+        """Before the call, and after it where the encoder is fitted: nothing is charged."""
+        monkeypatch.setattr(ClassMeansFitting, "encoder_fixed", True)
+        (tmp_path / "plain").mkdir()
+        path = write_class_means(tmp_path / "plain", labels="plaintext", dealer=False)
+        with built(path, tmp_path / "plain" / "run") as made:
+            part = ClassMeansSecondary(made.plan, fittings(made)[1])
+            peers = PeersHere({1: part.beside_rounds})
+            before = made.booked(1)
+            if called:
+                (state,) = peers.ask(ClassMeansCall(), ClassMeansState)
+                assert state.settled
+            labels = ClassMeansLabels(bins_of_rows=class_labels(ROWS).bins_of_rows)
+            with pytest.raises(ProtocolError, match="CLASS_MEANS_LABELS: no class means wait"):
+                peers.ask(labels, ClassMeansDone)
+            assert made.booked(1) == before
 
     def test_rows_before_class_means_are_refused(self, one: Built) -> None:
         """A primary that leaves class means out gets no row of an encoder that is only drawn."""

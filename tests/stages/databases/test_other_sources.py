@@ -21,7 +21,7 @@ from securevfl.core.errors import ConfigError, DataError
 from securevfl.data.sources.read import read_frame
 from securevfl.data.sources.settings import AS_IT_IS, OwnReading, Reading, Wanted
 from securevfl.data.sources.source_files import file_behind
-from securevfl.ledger.ledger import ledger_of_table
+from securevfl.ledger.ledger_file import ledger_of_table
 from securevfl.stages.databases import databases
 
 LONG = 2**53 + 1

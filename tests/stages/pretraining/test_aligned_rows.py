@@ -24,7 +24,8 @@ from securevfl.desk.setup.check import check_federation
 from securevfl.federation.over_star import serve
 from securevfl.federation.rounds.network_primary import NetworkPrimary
 from securevfl.federation.rounds.secondary import SecondaryData
-from securevfl.federation.run_plan import plan_run, run_facts
+from securevfl.federation.run_facts import run_facts
+from securevfl.federation.run_plan import plan_run
 from securevfl.federation.session.request_validator import RequestValidator, SessionLimits
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of

@@ -8,7 +8,8 @@ from helpers.federations import write_federation
 
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ProtocolError
-from securevfl.federation.run_plan import RunFacts, plan_run
+from securevfl.federation.run_facts import RunFacts
+from securevfl.federation.run_plan import plan_run
 from securevfl.federation.session.request_validator import RequestValidator, SessionLimits
 from securevfl.stages.pretraining.messages import (
     CrossBatch,

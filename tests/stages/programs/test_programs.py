@@ -16,7 +16,7 @@ import securevfl as sv
 from securevfl.core.errors import ConfigError, PrivacyError, SecureVflError
 from securevfl.federation.messages import RoundKind
 from securevfl.federation.session.handshake import read_hello
-from securevfl.ledger.ledger import summary_of
+from securevfl.ledger.ledger_file import summary_of
 from securevfl.runtime.run_options import Program
 from securevfl.stages.programs.run import with_program
 from securevfl.transport.message import Message

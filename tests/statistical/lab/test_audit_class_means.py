@@ -10,8 +10,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from securevfl.dp.class_sums import SumFormat, integer_records
+from securevfl.dp.class_sums import SumFormat
 from securevfl.dp.labels import randomised_labels
+from securevfl.dp.moments import integer_records
 from securevfl.lab.audit.audit_class_means import audit_class_means
 from securevfl.lab.audit.settings import AuditSettings
 from securevfl.mpc import dealt_sums

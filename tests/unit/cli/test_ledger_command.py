@@ -14,7 +14,8 @@ from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.federation.released_labels import charge_labels
 from securevfl.ledger.book import ProgramUse
-from securevfl.ledger.ledger import Ledger, LedgerFile, ledger_of_table
+from securevfl.ledger.ledger import Ledger
+from securevfl.ledger.ledger_file import LedgerFile, ledger_of_table
 
 Capture = pytest.CaptureFixture[str]
 

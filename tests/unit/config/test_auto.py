@@ -11,7 +11,7 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import parse_federation
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.desk.setup.check import check_federation
-from securevfl.federation.run_plan import run_facts
+from securevfl.federation.run_facts import run_facts
 from securevfl.runtime.run_tables import read_tables
 
 

@@ -12,7 +12,7 @@ from helpers.patience import SOON_S
 
 from securevfl.core import files
 from securevfl.core.errors import ConfigError, StorageError
-from securevfl.core.files import EventLog
+from securevfl.core.logs import EventLog
 from securevfl.ledger.chain import ChainedFile
 from securevfl.linkage.stage.link_cache import table_tag
 
@@ -23,7 +23,7 @@ import resource, sys
 from pathlib import Path
 from securevfl.core import files
 from securevfl.core.errors import SecureVflError
-from securevfl.core.files import EventLog
+from securevfl.core.logs import EventLog
 from securevfl.ledger.chain import ChainedFile
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 path = Path(sys.argv[1])

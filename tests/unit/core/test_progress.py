@@ -3,7 +3,7 @@
 import json
 import math
 
-from securevfl.core.files import plain
+from securevfl.core.logs import plain
 from securevfl.core.progress import PartyDone, event_fields, event_of
 
 

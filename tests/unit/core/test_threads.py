@@ -7,7 +7,7 @@ import pytest
 import torch
 from threadpoolctl import threadpool_info, threadpool_limits  # type: ignore[import-untyped]
 
-from securevfl.core.threads import CELLS_A_THREAD, few_threads
+from securevfl.core.devices import CELLS_A_THREAD, few_threads
 from securevfl.models.alone import choice
 from securevfl.models.alone.margins import OwnInputs, fit_margins
 from securevfl.models.alone.perceptron import BaselineConfig

@@ -7,7 +7,8 @@ import pytest
 from helpers.nearest import nearest_codes, nearest_mixed, nearest_texts
 
 from securevfl.core.errors import DataError
-from securevfl.data.keys_and_labels import KeyTable, read_key_table
+from securevfl.data.keys_and_labels import read_key_table
+from securevfl.data.tables import KeyTable
 from securevfl.lab.datasets import data_folder
 from securevfl.lab.link_quality import link_quality
 from securevfl.linkage.metrics.metric import Field

@@ -18,7 +18,8 @@ from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, PrivacyError, ProtocolError
 from securevfl.data.tables import PartyTable
 from securevfl.federation.messages import PredictRequest, Welcome
-from securevfl.federation.run_plan import RunFacts, new_run, plan_prediction
+from securevfl.federation.run_facts import RunFacts, new_run
+from securevfl.federation.run_plan import plan_prediction
 from securevfl.federation.saved_model import SavedModel
 from securevfl.federation.session.handshake import Joined
 from securevfl.federation.session.membership import (

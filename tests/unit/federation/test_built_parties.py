@@ -19,9 +19,10 @@ from securevfl.config.reading import read_federation
 from securevfl.core.errors import BudgetExceededError, DataError, PrivacyError, ProtocolError
 from securevfl.federation.messages import RoundPlan
 from securevfl.federation.over_star import serve, sum_from_secondary
-from securevfl.federation.rounds.cut import MeanOfPooledRecords, MeanOfRows
+from securevfl.federation.rounds.aggregation import MeanOfPooledRecords, MeanOfRows
 from securevfl.federation.rounds.secondary import save_nothing
-from securevfl.federation.run_plan import Purpose, RunFacts, RunPlan, plan_run
+from securevfl.federation.run_facts import RunFacts
+from securevfl.federation.run_plan import Purpose, RunPlan, plan_run
 
 ROWS, BATCH, CAP, LINKS = 60, 20, 2, 4
 MODEL = {"neighbours": LINKS, "hidden": 8, "heads": 2, "release": "pooled"}

@@ -401,7 +401,7 @@ def test_over_the_star_everybody_keeps_everybodys_head(tmp_path: Path) -> None:
                 signing = Countersigning(
                     signers[name][0],
                     ends[name],
-                    frozen=False,
+                    releases_once=False,
                     deadline_s=30,
                     log=lambda *_, **__: None,
                 )
@@ -438,7 +438,7 @@ def test_heads_are_stated_where_they_are_due_and_nowhere_else(tmp_path: Path, fr
         signing = Countersigning(
             session.signers["bank"],
             ends["bank"],
-            frozen=frozen,
+            releases_once=frozen,
             deadline_s=30,
             log=lambda *_, **__: None,
         )
@@ -482,7 +482,7 @@ def test_a_served_model_is_countersigned_by_the_hour_and_by_the_thousand_rows(
             )
 
         lead = signing_of("agency", primary)
-        others = {name: signing_of(name, ends[name], frozen=False) for name in ends}
+        others = {name: signing_of(name, ends[name], releases_once=False) for name in ends}
 
         def serve(rows: int, *, seconds: float) -> None:
             clock.now += seconds

@@ -11,11 +11,13 @@ from helpers.federations import FROZEN, save, write_federation
 
 from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import read_federation
+from securevfl.config.sections import PartySettings
 from securevfl.core.errors import BudgetExceededError, ConfigError, DataError, PrivacyError
 from securevfl.federation import encoder_fitting
 from securevfl.federation.messages import RoundPlan
 from securevfl.federation.rounds.secondary import Secondary
-from securevfl.federation.run_plan import RunFacts, plan_run
+from securevfl.federation.run_facts import RunFacts
+from securevfl.federation.run_plan import plan_run
 from securevfl.federation.session.peers import Next, ReplyHere
 from securevfl.ledger.ledger import Ledger
 from securevfl.runtime.run_options import RunOptions
@@ -42,6 +44,11 @@ def write_fitted(folder: Path, **sections) -> Path:
 
 def config_of(folder: Path, **sections) -> FederationConfig:
     return read_federation(write_fitted(folder, **sections))
+
+
+def built(config: FederationConfig, party: PartySettings) -> encoder_fitting.FittedBottom:
+    assert config.encoder is not None
+    return encoder_fitting.build_encoder(config, config.encoder, party, num_features=3)
 
 
 def run(path: Path, out: Path, *, resume: bool = False):
@@ -106,7 +113,7 @@ def test_nothing_is_computed_when_the_budget_forbids_it(
 
     monkeypatch.setattr(encoder_fitting, "noised_moments", never)
     config = config_of(tmp_path, encoder={"method": "principal"})
-    bottom = encoder_fitting.build_encoder(config, config.secondaries[0], num_features=3)
+    bottom = built(config, config.secondaries[0])
     facts = RunFacts(rows=90, train_rows=63, validation_rows=9, test_rows=18)
     plan = plan_run(config, facts)
     ledger = Ledger(None, party="bank-1", plan=plan.releases, noise_share_std=plan.noise_share_std)
@@ -120,14 +127,10 @@ def test_nothing_is_computed_when_the_budget_forbids_it(
 def test_secondaries_write_into_blocks_of_their_own_or_all_into_all(tmp_path: Path) -> None:
     """Blocks share the width; a sum is as wide as it is."""
     config = config_of(tmp_path)
-    made = [
-        encoder_fitting.build_encoder(config, party, num_features=3) for party in config.secondaries
-    ]
+    made = [built(config, party) for party in config.secondaries]
     assert [(one.offset, one.components) for one in made] == [(0, 2), (2, 2)]
     summed = config_of(tmp_path, encoder={**FITTED, "layout": "sum"}, model={**MODEL, "hidden": 2})
-    made = [
-        encoder_fitting.build_encoder(summed, party, num_features=3) for party in summed.secondaries
-    ]
+    made = [built(summed, party) for party in summed.secondaries]
     assert [(one.offset, one.components) for one in made] == [(0, 2), (0, 2)]
 
 
@@ -207,7 +210,7 @@ def test_more_numbers_than_features_are_refused(tmp_path: Path) -> None:
     """Nothing is padded with directions that do not exist."""
     config = config_of(tmp_path, model={**MODEL, "hidden": 8})
     with pytest.raises(DataError, match="fewer than the 4 numbers"):
-        encoder_fitting.build_encoder(config, config.secondaries[0], num_features=3)
+        built(config, config.secondaries[0])
 
 
 def test_fitting_needs_scaling_that_no_record_can_move(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from helpers.federations import save
 
 from securevfl.config.reading import read_federation
 from securevfl.data.frames import from_frame
-from securevfl.federation.base import own_inputs
+from securevfl.federation.party_inputs import own_inputs
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables, table_warnings
 from securevfl.runtime.simulation import simulate_federation

@@ -15,7 +15,6 @@ from securevfl.config.sections import TrainingSettings
 from securevfl.core.errors import ConfigError
 from securevfl.desk.report.page import write_report
 from securevfl.dp.labels import keep_probability
-from securevfl.federation.checkpoint import read_state
 from securevfl.federation.rounds.label_defences import (
     DrawnLabels,
     distance_correlation,
@@ -23,6 +22,7 @@ from securevfl.federation.rounds.label_defences import (
     protect_gradient,
     with_marvell_noise,
 )
+from securevfl.federation.state_folder import read_state
 from securevfl.lab.attacks.run_audit import audit_run
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables

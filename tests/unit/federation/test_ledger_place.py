@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from securevfl.core.errors import ConfigError
-from securevfl.ledger import ledger
+from securevfl.ledger import ledger_file
 from securevfl.ledger.chain import ChainedFile
-from securevfl.ledger.ledger import ledger_of_table
+from securevfl.ledger.ledger_file import ledger_of_table
 
 
 @pytest.fixture(autouse=True)
@@ -114,4 +114,4 @@ def test_every_system_has_a_place_for_what_is_remembered(
     for name, value in named.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys, "platform", system)
-    assert ledger._state_folder() == Path(folder)
+    assert ledger_file._state_folder() == Path(folder)

@@ -15,7 +15,8 @@ from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import FittingPlan, ReleasePlan
 from securevfl.ledger.book import LedgerBook, Limit
 from securevfl.ledger.chain import ChainedFile
-from securevfl.ledger.ledger import Ledger, lines_of_run, set_limit, summary_of
+from securevfl.ledger.ledger import Ledger
+from securevfl.ledger.ledger_file import lines_of_run, set_limit, summary_of
 
 DELTA = 1e-5
 

@@ -26,7 +26,8 @@ from securevfl.federation.rounds.release import SecondaryRelease
 from securevfl.federation.rounds.secondary import Secondary
 from securevfl.models.fedhssl.learner import Objective, PartyLearner
 from securevfl.models.fet.attention import EncoderBlock
-from securevfl.models.fet.fet_bottom import FeTBottom, FourierPositions
+from securevfl.models.fet.fet_bottom import FeTBottom
+from securevfl.models.fet.positions import FourierPositions
 from securevfl.models.fet.settings import FeTConfig
 from securevfl.models.optimisers import PacedOptimizer
 from securevfl.models.tasks import TaskHead

@@ -17,7 +17,7 @@ from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.data.tables import KeyTable
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
-from securevfl.federation.rounds.release import CountedRelease
+from securevfl.federation.rounds.counted_release import CountedRelease
 from securevfl.ledger.chain import ChainedFile
 from securevfl.ledger.ledger import Ledger
 from securevfl.ledger.record_counts import FILE, RecordCounts

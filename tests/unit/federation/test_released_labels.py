@@ -11,7 +11,8 @@ from securevfl.dp.labels import LabelRelease, labels_together
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.federation.released_labels import charge_labels
-from securevfl.ledger.ledger import Ledger, summary_of
+from securevfl.ledger.ledger import Ledger
+from securevfl.ledger.ledger_file import summary_of
 
 DRAWN = LabelRelease(mechanism="randomised", epsilon=2.0, delta=0.0, parties=3, digest="a" * 64)
 SUMS = LabelRelease(mechanism="shares", epsilon=1.0, delta=1e-5, parties=3)

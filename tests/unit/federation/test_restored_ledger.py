@@ -16,17 +16,10 @@ from securevfl.dp.events import GaussianRelease
 from securevfl.dp.gaussian import gaussian_noise_multiplier
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
-from securevfl.ledger.book import Limit
+from securevfl.ledger.book import Limit, recompute_figures, until_end
 from securevfl.ledger.chain import read_chain
-from securevfl.ledger.ledger import (
-    Ledger,
-    LedgerFile,
-    book_restored,
-    recompute_figures,
-    set_limit,
-    summary_of,
-    until_end,
-)
+from securevfl.ledger.ledger import Ledger
+from securevfl.ledger.ledger_file import LedgerFile, book_restored, set_limit, summary_of
 from securevfl.ledger.record_counts import FILE
 
 DELTA = 1e-4

@@ -12,8 +12,9 @@ from securevfl.config.reading import read_federation
 from securevfl.core.errors import ProtocolError
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.federation.rounds.cut import CutLayer
-from securevfl.federation.run_plan import RunFacts, plan_run
-from securevfl.mpc.codec import RingFormat
+from securevfl.federation.run_facts import RunFacts
+from securevfl.federation.run_plan import plan_run
+from securevfl.mpc.ring_format import RingFormat
 from securevfl.mpc.sum_to import InProcessSum
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables

@@ -13,7 +13,8 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
 from securevfl.federation.over_star import sum_from_secondary
-from securevfl.federation.run_plan import RunFacts, plan_run
+from securevfl.federation.run_facts import RunFacts
+from securevfl.federation.run_plan import plan_run
 from securevfl.mpc.masks import PairwiseMasks
 from securevfl.transport.star import SecondaryTransport
 

@@ -15,6 +15,13 @@ from securevfl.models.tasks import TaskHead
 TRAIN, VALIDATION = np.arange(60), np.arange(60, 80)
 
 
+class Decided(SimpleNamespace):
+    """What deciding reads of a primary."""
+
+    _base = Primary._base
+    _best_outputs = Primary._best_outputs
+
+
 def primary(*, fitted: bool, on_training: float, on_validation: float) -> Any:
     """Return what a decision reads: a base that knows nothing, and outputs that add a little.
 
@@ -25,7 +32,7 @@ def primary(*, fitted: bool, on_training: float, on_validation: float) -> Any:
     """
     targets = torch.tensor(np.arange(80) % 2, dtype=torch.float32)
     signs = (2 * targets - 1)[:, None]
-    one = SimpleNamespace(
+    one = Decided(
         head=TaskHead(task="binary"),
         plan=SimpleNamespace(fits_class_means=fitted),
         data=SimpleNamespace(

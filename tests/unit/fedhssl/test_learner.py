@@ -6,7 +6,6 @@ import pytest
 import torch
 from helpers.learners import SMALL, flat, learner, table
 
-from securevfl.models.family import PretrainingSettings
 from securevfl.models.fedhssl.encoders import (
     FedCSSLConfig,
     FedHSSLConfig,
@@ -14,6 +13,7 @@ from securevfl.models.fedhssl.encoders import (
     FedSplitNNConfig,
 )
 from securevfl.models.fedhssl.learner import simsiam_loss, sphere_spread, unit
+from securevfl.models.pretraining import PretrainingSettings
 
 
 def test_shared_parts_start_equal_and_the_rest_does_not() -> None:

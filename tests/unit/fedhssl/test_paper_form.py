@@ -8,7 +8,6 @@ import torch
 from helpers.learners import SMALL, flat, learner, table
 
 from securevfl.core.errors import ConfigError
-from securevfl.models.family import PretrainingSettings
 from securevfl.models.fedhssl.encoders import (
     FedCSSLConfig,
     FedGSSLConfig,
@@ -17,6 +16,7 @@ from securevfl.models.fedhssl.encoders import (
 )
 from securevfl.models.fedhssl.family import FedHSSLTop
 from securevfl.models.fedhssl.learner import Tower, simsiam_loss, unit
+from securevfl.models.pretraining import PretrainingSettings
 from securevfl.mpc.sum_to import decode_mean, encode_weighted
 from securevfl.stages.pretraining.learning import LearnerWithRecords
 

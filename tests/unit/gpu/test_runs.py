@@ -18,12 +18,8 @@ from securevfl.federation.rounds.primary import Primary
 from securevfl.lab.comparison import Comparison, compare_methods
 from securevfl.lab.contribution import contribution
 from securevfl.models.alone.choice import Decision, decide
-from securevfl.models.fedhssl.augment import (
-    Augmentation,
-    AugmentedImages,
-    CategoricalColumn,
-    CorruptedFeatures,
-)
+from securevfl.models.fedhssl.augment import Augmentation, AugmentedImages, CorruptedFeatures
+from securevfl.models.fedhssl.encoders import CategoricalColumn
 
 
 @pytest.mark.parametrize("name", RUNS)

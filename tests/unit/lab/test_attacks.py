@@ -25,11 +25,11 @@ from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
 from securevfl.desk.report.page import write_report
 from securevfl.federation.build import build_secondary, optimizer_of
-from securevfl.federation.checkpoint import read_state, write_state
 from securevfl.federation.rounds.secondary import Secondary
+from securevfl.federation.state_folder import read_state, write_state
 from securevfl.lab.attacks.run_audit import all_attacks, attack_names, audit_run
 from securevfl.lab.commands import app
-from securevfl.runtime import simulation
+from securevfl.runtime import secondary_run, simulation
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 
@@ -64,7 +64,7 @@ def altered(monkeypatch: pytest.MonkeyPatch, alter: Callable[[Any, Secondary], o
         alter(plan, secondary)
         return secondary
 
-    monkeypatch.setattr(simulation, "build_secondary", build)
+    monkeypatch.setattr(secondary_run, "build_secondary", build)
 
 
 NOISE = ("membership", "noise-size", "noise-again")

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
 from securevfl.core.files import read_json
-from securevfl.federation.run_plan import run_facts
+from securevfl.federation.run_facts import run_facts
 from securevfl.lab.attacks import attack, shadow_runs
 from securevfl.lab.attacks.evidence import Evidence
 from securevfl.lab.attacks.run_audit import attack_names, audit_run

@@ -33,15 +33,11 @@ from securevfl.core.progress import (
 from securevfl.data.tables import KeyTable
 from securevfl.dp.gaussian import gaussian_epsilon
 from securevfl.federation.link_counts import link_count
-from securevfl.federation.run_plan import (
-    RunPlan,
-    plan_prediction,
-    plan_run,
-    prediction_facts,
-    run_facts,
-)
+from securevfl.federation.run_facts import prediction_facts, run_facts
+from securevfl.federation.run_plan import RunPlan, plan_prediction, plan_run
 from securevfl.ledger.book import Limit
-from securevfl.ledger.ledger import Ledger, set_limit
+from securevfl.ledger.ledger import Ledger
+from securevfl.ledger.ledger_file import set_limit
 from securevfl.linkage.metrics.metric import KeySpec
 from securevfl.linkage.sampling import has_candidate
 from securevfl.linkage.spec import LinkSpec
@@ -314,9 +310,9 @@ def test_a_number_is_on_the_disk_before_it_is_said(tmp_path: Path) -> None:
     class FullDisk(Ledger):
         """Takes its first line alone."""
 
-        def charge_link_count(self, draw: Callable[[], int] | None = None) -> float:
+        def charge_own_link_count(self, draw: Callable[[], int]) -> int:
             self._file.close()
-            return super().charge_link_count(draw)
+            return super().charge_own_link_count(draw)
 
     with pytest.raises(PrivacyError, match="closed"):
         answer(plan, tmp_path / "other.jsonl", [7], run="0" * 32, kind=FullDisk)

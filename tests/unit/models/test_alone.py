@@ -19,14 +19,11 @@ from securevfl.models.alone.choice import (
     AverageModel,
     best_weights,
     fit_alone,
-    is_trusted,
     level_with_best,
-    model_bytes,
-    model_of,
-    types_of,
 )
 from securevfl.models.alone.margins import MOST_ROUNDS, OwnInputs, cross_fit, fit_margins, refit
 from securevfl.models.alone.perceptron import BaselineConfig, fit_network, patience_after
+from securevfl.models.alone.saving import is_trusted, model_bytes, model_of, types_of
 from securevfl.models.tasks import TaskHead
 
 BINARY = TaskHead(task="binary", chosen="accuracy")

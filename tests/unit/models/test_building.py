@@ -1,12 +1,14 @@
 """A family's models are held to what they claim before a run depends on it."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from securevfl.core.errors import ConfigError, PrivacyError
+from securevfl.dp.regime import REGIMES
 from securevfl.models.building import (
     bottom_of,
     check_bottom,
@@ -160,8 +162,17 @@ def test_batch_norm_is_refused(layer: nn.Module) -> None:
     require_no_batch_norm(nn.Sequential(nn.LayerNorm(4), nn.GroupNorm(2, 4)), encoder="frozen")
 
 
+def regime_of(encoder: str) -> dict[str, Any]:
+    regime = REGIMES[encoder]
+    return {
+        "encoder": regime.name,
+        "learns": regime.learns,
+        "noises_updates": regime.noises_updates,
+    }
+
+
 def apart(bottom: nn.Module, encoder: str = "frozen") -> None:
-    require_rows_apart(FET, SETTINGS, bottom, num_features=2, key_dim=1, encoder=encoder)
+    require_rows_apart(FET, SETTINGS, bottom, num_features=2, key_dim=1, **regime_of(encoder))
 
 
 class Remembering(Whole):
@@ -246,7 +257,7 @@ def test_own_families_keep_rows_apart(name: str, encoder: str) -> None:
     settings = family.settings_class(**OWN.get(name, {}))
     bottom = family.build_bottom(settings, num_features=2, key_dim=1, frozen=encoder == "frozen")
     sizes = {"num_features": 2, "key_dim": 1}
-    require_rows_apart(family, settings, bottom, encoder=encoder, **sizes)
+    require_rows_apart(family, settings, bottom, **regime_of(encoder), **sizes)
 
 
 class Attending(Whole):

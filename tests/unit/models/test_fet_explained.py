@@ -7,20 +7,16 @@ import torch
 from torch import Tensor
 
 from securevfl.models.fet.family import AdditiveTop, FeTTop
-from securevfl.models.fet.fet_bottom import (
-    FeTBottom,
+from securevfl.models.fet.fet_bottom import FeTBottom, attention_bias, attention_by_rank
+from securevfl.models.fet.positions import (
     FourierPositions,
-    attention_bias,
-    attention_by_rank,
-)
-from securevfl.models.fet.settings import FeTConfig
-from securevfl.models.layers import (
     PositionsTaken,
     alignment,
     distance_correlation,
-    initialise,
     key_grid,
 )
+from securevfl.models.fet.settings import FeTConfig
+from securevfl.models.layers import initialise
 
 B, K, F = 6, 5, 3
 

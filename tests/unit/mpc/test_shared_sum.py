@@ -7,8 +7,7 @@ from helpers.ring_keys import random_pair_keys
 
 from securevfl.mpc.crypten_bridge import CrypTenSumTo
 from securevfl.mpc.masks import PairwiseMasks
-from securevfl.mpc.on_shares import Seat
-from securevfl.mpc.shared_sum import SharedSum
+from securevfl.mpc.on_shares import Seat, SharedSum
 from securevfl.mpc.sum_to import SumTo
 
 

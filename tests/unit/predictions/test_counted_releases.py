@@ -17,8 +17,8 @@ from securevfl.cli.results import print_predictions
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import BudgetExceededError, ConfigError
 from securevfl.desk.report.verify import verify_run
-from securevfl.federation.run_plan import PredictionBudget, predictions_in_words
-from securevfl.ledger.ledger import summary_of
+from securevfl.federation.prediction_budget import PredictionBudget, predictions_in_words
+from securevfl.ledger.ledger_file import summary_of
 from securevfl.runtime.entry import simulate
 from securevfl.runtime.predictions import Predictions
 from securevfl.runtime.trained_run import predict

@@ -18,7 +18,7 @@ from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
 from securevfl.data.tables import PartyTable
 from securevfl.federation.build import build_bottom, build_top
-from securevfl.federation.run_plan import run_facts
+from securevfl.federation.run_facts import run_facts
 from securevfl.federation.saved_model import SavedModel
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables

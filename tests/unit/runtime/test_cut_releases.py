@@ -15,10 +15,10 @@ from helpers.federations import FROZEN, save, write_federation
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.core.progress import ProgressEvent, RowsReleased, unheard
-from securevfl.federation.checkpoint import read_state
+from securevfl.federation.rounds.cached_release import CachedRelease
 from securevfl.federation.rounds.kept_rounds import CachedRows
-from securevfl.federation.rounds.release import CachedRelease
 from securevfl.federation.run_plan import ROUNDS_AHEAD
+from securevfl.federation.state_folder import read_state
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation

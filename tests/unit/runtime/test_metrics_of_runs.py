@@ -14,7 +14,7 @@ from helpers.federations import write_federation
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.formatting import format_figure
-from securevfl.federation.run_plan import run_facts
+from securevfl.federation.run_facts import run_facts
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation

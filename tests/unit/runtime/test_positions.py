@@ -10,7 +10,7 @@ from torch import Tensor
 
 from securevfl.config.reading import read_federation
 from securevfl.core.conventions import derive_seed
-from securevfl.models.fet.fet_bottom import FourierPositions
+from securevfl.models.fet.positions import FourierPositions
 from securevfl.models.layers import initialise
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables

@@ -16,7 +16,7 @@ from securevfl.config.reading import read_federation
 from securevfl.core.errors import PartyTimeoutError
 from securevfl.core.progress import ProgressEvent, Warned
 from securevfl.data.rows import RowSplit
-from securevfl.federation.run_plan import run_facts
+from securevfl.federation.run_facts import run_facts
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation

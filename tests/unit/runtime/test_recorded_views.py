@@ -11,7 +11,7 @@ from helpers.federations import FROZEN, write_federation
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
 from securevfl.core.progress import Warned
-from securevfl.federation.checkpoint import read_state, write_state
+from securevfl.federation.state_folder import read_state, write_state
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation

@@ -19,7 +19,7 @@ from helpers.undisturbed import simulated
 import securevfl as sv
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.core.progress import ProgressEvent, RowsReleased
-from securevfl.federation.checkpoint import read_state
+from securevfl.federation.state_folder import read_state
 
 ROWS, BATCH, ROUNDS, WIDTH = 60, 16, 4, 4
 

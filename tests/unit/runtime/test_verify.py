@@ -16,10 +16,11 @@ from securevfl.config.reading import read_federation
 from securevfl.desk.report.verify import verify_run
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
-from securevfl.federation.checkpoint import write_state
+from securevfl.federation.state_folder import write_state
 from securevfl.ledger.book import ProgramUse
 from securevfl.ledger.countersigning import Countersigner, Occasion, forget_party
-from securevfl.ledger.ledger import Ledger, LedgerFile, book_restored
+from securevfl.ledger.ledger import Ledger
+from securevfl.ledger.ledger_file import LedgerFile, book_restored
 from securevfl.transport.identity import Identity
 
 NAMES = ("agency", "bank-1", "bank-2")

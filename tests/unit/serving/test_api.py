@@ -22,7 +22,7 @@ from helpers.patience import PATIENCE_S
 
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import PartyFailedError
-from securevfl.ledger.ledger import summary_of
+from securevfl.ledger.ledger_file import summary_of
 from securevfl.runtime.entry import simulate
 from securevfl.runtime.prediction_session import PredictionSession
 from securevfl.runtime.trained_run import predict, trained_run

@@ -14,9 +14,9 @@ from securevfl.federation.messages import RoundKind
 from securevfl.transport import framing
 from securevfl.transport.connection import TURN_FRAMES, Connection, Outgoing, TransportLimits
 from securevfl.transport.framing import FrameReader, encode
-from securevfl.transport.identity import tls_context
 from securevfl.transport.message import Failure, Message, Ping
 from securevfl.transport.socket_loop import StarLoop
+from securevfl.transport.tls import tls_context
 
 SHARE = RoundKind.SHARE
 WORDS = 50_000  # 400 kB

@@ -9,16 +9,15 @@ from cryptography.exceptions import InvalidSignature
 from securevfl.core.errors import AuthenticationError, ConfigError
 from securevfl.transport.identity import (
     Identity,
-    check_pins,
     check_validity,
     parse_public_text,
     provision,
     provision_one,
     public_text,
-    tls_context,
     trust,
     verify,
 )
+from securevfl.transport.tls import check_pins, tls_context
 
 
 @pytest.fixture
