@@ -1,7 +1,7 @@
-"""Follow a run in TensorBoard, in MLflow, or in something of one's own.
+"""Callbacks that follow a run: TensorBoard, MLflow and own ones.
 
-A callback hears every event of a run (:mod:`securevfl.progress`) and how the run ended. One that
-fails is named in a warning, once, and hears no more: a run never ends because of who listens.
+A callback receives every event of a run (:mod:`securevfl.progress`) and how the run ended. One that
+fails is named in one warning and gets no further events, so that it never ends a run.
 """
 
 import contextlib
@@ -26,21 +26,21 @@ _OF_THE_PROMISE: Final = ("epsilon", "epsilon_planned", "delta", "total_epsilon"
 
 
 class Callback:
-    """Hears of one run after another; override what you need.
+    """Receives the events of runs; override the methods you need.
 
-    Whatever it raises is a warning, once, and it then hears no more of that run. To end a run from
-    outside, raise in ``observe``.
+    An exception of a callback becomes one warning, and it gets no further events of that run. To
+    end a run from outside, raise in ``observe``.
     """
 
     def on_event(self, event: progress.ProgressEvent) -> None:
-        """Hear of progress.
+        """Receive a progress event.
 
         Args:
             event: One of :mod:`securevfl.progress`: figures and words, never a row or a record.
         """
 
     def on_end(self, figures: Mapping[str, Any] | None) -> None:
-        """Hear that the run is over.
+        """Receive the end of the run.
 
         Args:
             figures: What ``metrics.json`` holds; None if the run failed, or this callback did.
@@ -64,7 +64,7 @@ class TensorBoard(Callback):
         self._steps = _Steps()
 
     def on_event(self, event: progress.ProgressEvent) -> None:
-        """Write what has a figure."""
+        """Write the event's figures, if it has any."""
         step, figures = self._steps.of(event)
         for name, value in figures.items():
             self._open_writer().add_scalar(name, value, step)
@@ -127,7 +127,7 @@ class MLflow(Callback):
         self._steps = _Steps()
 
     def on_event(self, event: progress.ProgressEvent) -> None:
-        """Log what has a figure."""
+        """Log the event's figures, if it has any."""
         step, figures = self._steps.of(event)
         for name, value in figures.items():
             self._client.log_metric(self._begun(), name, value, step=step)
@@ -160,8 +160,9 @@ class CallbackObserver:
     """The callbacks of one run.
 
     Args:
-        callbacks: Whoever fails is left out from then on.
-        observe: Hears the same, and of callbacks that fail; what it raises ends the run.
+        callbacks: Callbacks; one that fails gets no further events.
+        observe: Receives the same events, and warnings of failed callbacks; its exceptions end the
+            run.
     """
 
     def __init__(self, callbacks: Iterable[Callback], observe: progress.Observer) -> None:
@@ -170,7 +171,7 @@ class CallbackObserver:
         self._figures: Mapping[str, Any] | None = None
 
     def tell(self, event: progress.ProgressEvent) -> None:
-        """Hand an event on."""
+        """Pass an event to all callbacks."""
         for callback in tuple(self._callbacks):
             try:
                 callback.on_event(event)
@@ -184,7 +185,7 @@ class CallbackObserver:
 
     @contextlib.contextmanager
     def until_the_end(self) -> Iterator["CallbackObserver"]:
-        """Tell all callbacks how the run ended, however it does."""
+        """Report the end of a run to all callbacks, also after an error."""
         try:
             yield self
         finally:
@@ -206,13 +207,13 @@ class CallbackObserver:
 
 
 class _Steps:
-    """Where on the horizontal axis an event stands."""
+    """Place of an event on the horizontal axis."""
 
     def __init__(self) -> None:
         self._rounds = 0
 
     def of(self, event: progress.ProgressEvent) -> tuple[int, dict[str, float]]:
-        """Return the event's step, and its figures by name; none if it is no point of a curve."""
+        """Return the event's step and its figures by name; empty if it is no point of a curve."""
         match event:
             case progress.RoundDone():
                 self._rounds += 1
@@ -234,7 +235,7 @@ class _Steps:
 
 
 def _last(figures: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, str]]:
-    """Return a run's last figures that are one number, and its words, by name."""
+    """Return a run's last scalar figures, and its words, by name."""
     promise, gain = figures.get("privacy", {}), figures.get("gain")
     flat = {
         **{name: value for name, value in figures.items() if isinstance(value, int | float)},

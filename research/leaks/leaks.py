@@ -38,7 +38,7 @@ from research.common.linked_tables import Tables
 from research.frontier.frontier import DELTA, SETS, federation_of, pixels
 from securevfl.config.reading import parse_federation
 from securevfl.data.tables import PartyTable
-from securevfl.lab.attacks.run_audit import TRAIN_ANEW, audit_run, chosen
+from securevfl.lab.attacks.run_audit import TRAIN_ANEW, attack_names, audit_run
 from securevfl.lab.attacks.shadow_runs import Shadows
 from securevfl.models.optimisers import PacedOptimizer
 from securevfl.runtime import secondary_run, simulation
@@ -325,7 +325,7 @@ def main() -> None:
     parser.add_argument("--shadows", type=int, default=0, help="shadow runs of each run")
     parser.add_argument("--attacks", help="default: all")
     options = parser.parse_args()
-    attacks = chosen(options.attacks)
+    attacks = attack_names(options.attacks)
     heads = ["set, run", "joint", *COLUMNS]
     if options.shadows:
         rates = ("AUC", "at 0.1", "at 0.01")

@@ -1,1 +1,1 @@
-"""The command line: what users type, what they see, and how errors reach them."""
+"""Command line of securevfl."""

@@ -273,10 +273,6 @@ def similarity(
     as_json: AsJson = False,
 ) -> None:
     """FedSim's tau: a bound on one greedy attacker's success. It is not DP."""
-    if (noise_std is None) == (bound is None):
-        raise ConfigError("budget similarity: give exactly one of --sigma and --tau")
-    if (key_mean is None) != (rows is None):
-        raise ConfigError("budget similarity: give both --mu0 and --rows, or neither")
     from securevfl.dp.similarity_noise import (
         expected_recoveries,
         reachable_floor,
@@ -285,9 +281,12 @@ def similarity(
         similarity_noise_std,
     )
 
-    if noise_std is None:
-        assert bound is not None  # exactly one is given
+    if noise_std is None and bound is not None:
         noise_std = similarity_noise_std(bound=bound, key_scale=key_scale)
+    elif noise_std is None or bound is not None:
+        raise ConfigError("budget similarity: give exactly one of --sigma and --tau")
+    if (key_mean is None) != (rows is None):
+        raise ConfigError("budget similarity: give both --mu0 and --rows, or neither")
     tau = recovery_bound(noise_std=noise_std, key_scale=key_scale)
     answer: dict[str, Any] = {
         "tau": tau,

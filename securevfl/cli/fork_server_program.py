@@ -1,4 +1,4 @@
-"""The program that loads what every party needs, and forks parties for the launcher."""
+"""Program that loads the parties' common modules, and forks parties for the launcher."""
 
 from securevfl.core.memory import loading
 from securevfl.launch.fork_server import fork_children

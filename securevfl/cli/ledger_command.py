@@ -248,7 +248,7 @@ def _print_summary(table: Path, summary: "LedgerSummary") -> None:
 
 
 def _lines(summary: "LedgerSummary") -> Iterator[str]:
-    """Yield what follows the table of runs."""
+    """Yield the lines after the table of runs."""
     restored = ", ".join(run.run[:_RUN_DIGITS] for run in summary.runs if run.lost)
     if restored:
         yield f"booked in full when the ledger was restored: {restored}"

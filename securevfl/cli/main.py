@@ -1,4 +1,4 @@
-"""The ``securevfl`` command: what users type, and how errors reach them.
+"""The ``securevfl`` command: its subcommands, and one line for each error.
 
 Commands import what they need when they run: ``securevfl budget`` must not wait for torch.
 """
@@ -58,7 +58,7 @@ def _arguments(ctx: Any) -> set[str]:
 
 
 def _setting(name: str) -> str | None:
-    """Return the setting of that name with its section, ``training.epochs``; None if none is."""
+    """Return a setting's name with its section, such as ``training.epochs``, or None."""
     # Loaded here: it takes longer than all commands together.
     from securevfl.config.linkage import LinkageSettings
     from securevfl.config.sections import FederationSettings, RuntimeSettings, TrainingSettings

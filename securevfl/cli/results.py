@@ -1,4 +1,4 @@
-"""What commands about runs share: the run folder, figures on stdout, and pages."""
+"""Output of commands about runs: figures on stdout, and pages."""
 
 import json
 import sys
@@ -47,7 +47,7 @@ def print_results(metrics: Mapping[str, Any], folder: Path, *, as_json: bool) ->
 
 
 def _print_metrics(console: Console, metrics: Mapping[str, Any]) -> None:
-    """Print a row a metric: the joint model with its interval, then every other model."""
+    """Print a row for each metric: the joint model with its interval, then all other models."""
     evaluation, measured = metrics["evaluation"], metrics_file.models_measured(metrics)
     first, *others = measured
     tested = "no test rows" if "untested" in metrics else "test rows"
@@ -201,7 +201,7 @@ def train_and_report(
 
 
 def write_page(folder: Path, config: FederationConfig | None = None) -> None:
-    """Write a finished run's report; without what draws it one line says so, and nothing ends."""
+    """Write a finished run's report; if the packages for it are missing, print one line instead."""
     # Loaded here: plots take most of a second to load, in every party's process.
     try:
         from securevfl.desk.report.page import write_report
@@ -215,7 +215,7 @@ def write_page(folder: Path, config: FederationConfig | None = None) -> None:
 
 
 def write_pictures(party: Path) -> None:
-    """Draw what a secondary's model learned, where there is anything: for this party alone."""
+    """Draw a secondary's learned model for this party, if there is an explanation."""
     from securevfl.runtime.run_folder import EXPLANATION
 
     if (party / EXPLANATION).exists():
@@ -226,7 +226,7 @@ def write_pictures(party: Path) -> None:
 
 
 def write_own_page(party: Path) -> None:
-    """Write a secondary's own page, where it was linked; one that can't be made ends nothing."""
+    """Write a secondary's own page if it was linked; a failure is only a warning."""
     from securevfl.runtime.run_folder import own_folders
 
     if not own_folders(party):
@@ -242,18 +242,18 @@ def write_own_page(party: Path) -> None:
 
 
 def warn(config: FederationConfig) -> None:
-    """Print what is risky about a federation file on stderr."""
+    """Print a federation file's risks on stderr."""
     for warning in warnings_about(config):
         print(wrap_text(f"securevfl: warning: {warning}"), file=sys.stderr)
 
 
 def metric_name(config: FederationConfig) -> str:
-    """Return the metric that training goes by."""
+    """Return the metric that training optimises."""
     return metrics_of(config.federation.task, config.training.metric)[0].name
 
 
 def summary_of(predictions: Predictions, out: Path) -> dict[str, Any]:
-    """Return what ``--json`` prints."""
+    """Return the content of ``--json``."""
     return {
         "predictions": str(out),
         "rows": len(predictions),
@@ -274,13 +274,13 @@ def print_predictions(
     left: PredictionBudget | None,
     as_json: bool,
 ) -> None:
-    """Say where predictions are, their cost and what is left, and how good they are if known.
+    """Print the predictions' file, cost, remaining budget and, if known, quality.
 
     Args:
-        predictions: What was predicted.
-        out: Where it is.
-        before: What was left before.
-        left: What is left.
+        predictions: The predictions.
+        out: Their file.
+        before: Budget before the request.
+        left: Budget after it.
         as_json: Print JSON instead.
     """
     if as_json:
@@ -312,7 +312,7 @@ def print_predictions(
 
 
 def _absence(predictions: Predictions) -> str:
-    """Return who was absent, and the measured quality of predictions without them."""
+    """Return the absent parties, and the measured quality of predictions without them."""
     who = f"without {', '.join(predictions.without)}"
     measured = predictions.measured_without
     if measured is None:

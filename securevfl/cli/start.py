@@ -18,7 +18,8 @@ from securevfl.core.errors import ConfigError, ProtocolError
 from securevfl.core.memory import loading
 
 if TYPE_CHECKING:
-    from securevfl.desk.setup.check import Check, PartyCheck
+    from securevfl.desk.setup.check import Check
+    from securevfl.desk.setup.party_check import PartyCheck
     from securevfl.desk.setup.proposal import Proposal
 
 app = typer.Typer()

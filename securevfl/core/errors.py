@@ -201,8 +201,6 @@ EXTRAS: Final = {
     "pytorch_optimizer": "lamb",
     "tensorboard": "tensorboard",
     "mlflow": "mlflow",
-    "optuna": "search",
-    "ray": "ray",
 }
 """Packages that only some uses need, by the extra of securevfl that brings each."""
 

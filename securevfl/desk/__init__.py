@@ -1,1 +1,1 @@
-"""What stands before and after a run, and no party needs while it runs."""
+"""Tools before and after a run: setup, report and scikit-learn estimators."""

@@ -1,6 +1,5 @@
 """Scikit-learn estimators over simulated parties: classifier and regressor."""
 
-import dataclasses
 import hashlib
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,373 +9,35 @@ from typing import Any, Final, TypeVar, Unpack
 
 import numpy as np
 import pandas as pd
-import torch
 from jaxtyping import Float64
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils import Tags, check_array, check_random_state, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
+from sklearn.utils.validation import check_consistent_length, check_is_fitted
 
-from securevfl.config.linkage import LinkageSettings
-from securevfl.config.presets import PresetSettings, preset
-from securevfl.config.reading import require_own_fields
-from securevfl.config.sections import BaseSettings, PredictionSettings, TrainingSettings
+from securevfl.config.sections import PredictionSettings
 from securevfl.core.conventions import Task
-from securevfl.core.errors import ConfigError, DataError
+from securevfl.core.errors import ConfigError
 from securevfl.core.progress import ProgressEvent, Warned
 from securevfl.core.settings import read_settings
-from securevfl.data.frames import as_pandas, from_frame
-from securevfl.data.keys_and_labels import KeyKind
-from securevfl.data.party_tables import new_rows
-from securevfl.data.rows import split_rows
-from securevfl.data.scaling import Bounds, ColumnSettings, LabelScaler
-from securevfl.data.sources.read import read_frame
-from securevfl.data.tables import Labels, PartyTable
-from securevfl.dp.privacy import Privacy
-from securevfl.federation.party_inputs import label_scaler_of, own_inputs, targets_of
-from securevfl.linkage.metrics.metric import KeySpec
-from securevfl.linkage.stage.linkage_parts import METRICS
-from securevfl.models.alone.choice import Alone, fit_alone
-from securevfl.models.alone.perceptron import BaselineConfig
-from securevfl.models.family import Family, FamilySettings
-from securevfl.models.pretraining import PretrainingSettings
-from securevfl.models.registry import family_named, family_names, family_of
-from securevfl.models.tasks import TaskHead
+from securevfl.data.frames import from_frame
+from securevfl.data.tables import Labels
+from securevfl.desk.estimator_inputs import (
+    PRIMARY,
+    frame_of,
+    key_columns,
+    linkage_of,
+    partner_tables,
+    plain_frame,
+    plain_value,
+    settings_of,
+)
+from securevfl.desk.local_estimator import LocalModel, train_alone_on
 from securevfl.runtime.entry import simulate
 from securevfl.runtime.new_rows import NamedRows
-from securevfl.runtime.predictions import Predictions, predictions_of
+from securevfl.runtime.predictions import Predictions
 from securevfl.runtime.simulation import RunResult
 from securevfl.runtime.trained_run import RunSource, TrainedRun, trained_run
-
-# An estimator's parameters as the settings of a run.
-
-_TRAINING: Final = (
-    "epochs",
-    "batch_size",
-    "learning_rate",
-    "patience",
-    "validation_fraction",
-    "metric",
-)
-"""Parameters of an estimator that are fields of ``[training]``, None by default."""
-
-# Defined for any rows, where few rows are held out and each class may be rare.
-_CHOOSES: Final[Mapping[Task, str]] = {
-    "regression": "rmse",
-    "binary": "log_loss",
-    "multiclass": "log_loss",
-}
-
-
-def settings_of(params: Mapping[str, Any], *, task: Task, rows: int) -> PresetSettings:
-    """Return the model of a run, and the settings that a preset may have.
-
-    Args:
-        params: The estimator's parameters, by name.
-        task: What the label is.
-        rows: Of training.
-
-    Raises:
-        ConfigError: If a setting is impossible.
-    """
-    fields = dict(params["model_settings"] or {})
-    if params["neighbours"] is not None:
-        fields["neighbours"] = params["neighbours"]
-    base = _model_of(params["model"], {name: _plain(value) for name, value in fields.items()})
-    if not isinstance(base, PresetSettings):
-        base = PresetSettings(
-            model=base,
-            training=TrainingSettings(),
-            pretraining=PretrainingSettings(),
-            privacy=Privacy(mechanism="none"),
-            base=BaseSettings().estimator,
-        )
-    kinds = {
-        "training": TrainingSettings,
-        "pretraining": PretrainingSettings,
-        "privacy": Privacy,
-    }
-    for name, kind in kinds.items():
-        if not isinstance(params[name], kind | None):
-            raise ConfigError(f"{name}: must be {kind.__name__}(...), got {params[name]!r:.60}")
-    return replace(
-        base,
-        training=_training_of(params, params["training"] or base.training, task=task, rows=rows),
-        pretraining=params["pretraining"] or base.pretraining,
-        privacy=params["privacy"] or base.privacy,
-    )
-
-
-def linkage_of(linkage: Any) -> LinkageSettings:
-    """Return the settings of linkage that a metric or such settings stand for.
-
-    Raises:
-        ConfigError: If it is neither.
-    """
-    if isinstance(linkage, str):
-        return LinkageSettings(metric=linkage, protection="none")
-    if not isinstance(linkage, LinkageSettings):
-        raise ConfigError(f"linkage: must be a metric or LinkageSettings(...), got {linkage!r:.60}")
-    return linkage
-
-
-def _model_of(model: Any, fields: Mapping[str, Any]) -> FamilySettings | PresetSettings:
-    if isinstance(model, str):
-        family, _, name = model.partition("-")
-        if model in family_names() or not name:
-            require_own_fields(family_named(model), fields)
-            settings: FamilySettings = family_named(model).settings_from(fields)
-            return settings
-        return preset(family, name, **fields)
-    if isinstance(model, PresetSettings):
-        return replace(model, model=_with(model.model, fields))
-    if isinstance(model, FamilySettings):
-        return _with(model, fields)
-    raise ConfigError(
-        f"model: must be a family's name, its settings or a preset, got {type(model).__name__}"
-    )
-
-
-def _with(settings: FamilySettings, fields: Mapping[str, Any]) -> FamilySettings:
-    require_own_fields(family_of(settings), fields)
-    changed: FamilySettings = family_of(settings).settings_from(
-        {**_given_settings(settings), **fields}
-    )
-    return changed
-
-
-def _given_settings(settings: Any) -> dict[str, Any]:
-    fields = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
-    return {name: value for name, value in fields.items() if value is not None}
-
-
-def _plain(value: Any) -> Any:
-    """Return a number of NumPy's, as a search's grid may have it, as Python's own."""
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def _training_of(
-    params: Mapping[str, Any], base: TrainingSettings, *, task: Task, rows: int
-) -> TrainingSettings:
-    given = {name: _plain(params[name]) for name in _TRAINING if params[name] is not None}
-    # scikit-learn holds rows out itself: of these, a run takes the one that it can't do without.
-    tested = _plain(params["test_fraction"] or 1 / rows)
-    fields = {"metric": _CHOOSES[task], **_given_settings(base), **given, "test_fraction": tested}
-    training = read_settings(TrainingSettings, fields, where="training")
-    if training.validation_fraction * rows < 1:
-        training = replace(training, validation_fraction=1 / rows)
-    return training
-
-
-# The primary without partners: its best own model, which a federation is to be compared with.
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class AloneAtWork:
-    """The primary alone, with all that turns rows of a frame into predictions."""
-
-    alone: Alone
-    table: PartyTable
-    """One row of training, for how its columns were read."""
-    labels: LabelScaler | None
-
-    def predict(self, frame: pd.DataFrame) -> Predictions:
-        """Predict new rows.
-
-        Raises:
-            DataError: If their columns are not those of training.
-        """
-        schema = self.table.schema
-        assert schema is not None, "it was made of a frame"
-        table = new_rows(frame, schema, name=self.table.name, where="X")
-        margins = self.alone.margins(own_inputs(table))
-        return predictions_of(
-            torch.from_numpy(margins),
-            self.alone.head,
-            classes=self.table.classes,
-            label_scaler=self.labels,
-            threshold=self.alone.best.threshold,
-            rows=range(1, len(margins) + 1),
-        )
-
-
-def train_alone_on(
-    table: PartyTable, *, task: Task, training: TrainingSettings, seed: int
-) -> AloneAtWork:
-    """Fit the primary's own models, and choose one.
-
-    Args:
-        table: Its table, made of a frame, with labels.
-        task: What the label is.
-        training: Its parts count, and for the network epochs, batches, step size and patience.
-        seed: Of split, initialisation, shuffling and dropout.
-
-    Raises:
-        DataError: If there are too few rows.
-    """
-    kind = training.split_of(task)
-    if kind not in ("random", "stratified"):
-        raise DataError(f"training.split: {kind!r} needs a column of a table that is read")
-    split = split_rows(
-        table.num_rows,
-        validation_fraction=training.validation_fraction,
-        test_fraction=training.test_fraction,
-        seed=seed,
-        kind=kind,
-        by=table.known_labels.astype(np.int64) if kind == "stratified" else None,
-    )
-    classes = len(table.classes or ()) if task == "multiclass" else 1
-    head = TaskHead(
-        task=task, num_classes=classes, chosen=training.metric, threshold=training.threshold
-    )
-    labels = label_scaler_of(table, split, head)
-    if labels is not None:
-        head = TaskHead(task=task, label_deviation=labels.deviation, chosen=training.metric)
-    alone = fit_alone(
-        own_inputs(table),
-        targets_of(table, split, head).numpy(),
-        head,
-        train=split.train,
-        validation=split.validation,
-        seed=seed,
-        network=BaselineConfig(
-            epochs=training.epochs,
-            batch_size=training.batch_size,
-            learning_rate=training.learning_rate or Family.learning_rate,
-            weight_decay=training.weight_decay,
-            patience=training.patience,
-        ),
-    )
-    return AloneAtWork(alone=alone, table=table.take(np.arange(1)), labels=labels)
-
-
-# What ``fit`` and ``predict`` are given, as frames and parties' tables.
-
-PRIMARY: Final = "primary"
-"""Name of the party whose rows ``X`` has."""
-
-
-def frame_of(estimator: Any, X: Any, *, reset: bool) -> pd.DataFrame:
-    """Return the rows of ``X``, checked as scikit-learn checks them.
-
-    Args:
-        estimator: Whose ``n_features_in_`` and ``feature_names_in_`` they must have.
-        X: A frame of any library, or an array or nested lists of numbers, whose columns are then
-            called ``x0``, ``x1`` and so on. Cells may be missing.
-        reset: Whether the estimator takes its columns from these rows.
-
-    Raises:
-        ValueError: If they are no such rows, or have other columns.
-    """
-    if not hasattr(X, "columns"):
-        values = validate_data(
-            estimator, X, reset=reset, dtype="numeric", ensure_all_finite="allow-nan"
-        )
-        return pd.DataFrame(values, columns=[f"x{number}" for number in range(values.shape[1])])
-    validate_data(estimator, X, reset=reset, skip_check_array=True)
-    return plain_frame(X)
-
-
-def plain_frame(X: Any) -> pd.DataFrame:
-    """Return a frame of any library as pandas' own, without an index.
-
-    Raises:
-        DataError: If it is no frame.
-        ValueError: If it is empty.
-    """
-    frame = as_pandas(
-        X.reset_index(drop=True) if isinstance(X, pd.DataFrame) else X,
-        where="X",
-    )
-    for what, number in (("sample", len(frame)), ("feature", frame.shape[1])):
-        if number == 0:
-            raise ValueError(f"X has 0 {what}(s), while a minimum of 1 is required")
-    return frame
-
-
-def key_columns(
-    key: Any, frame: pd.DataFrame, linkage: LinkageSettings
-) -> Sequence[str] | dict[str, KeyKind]:
-    """Return the names of the key columns, with their kinds where some are texts.
-
-    Args:
-        key: What the estimator was told: a column, several, or None for none.
-        frame: The primary's.
-        linkage: Whose metric says what keys are.
-
-    Raises:
-        ConfigError: If a column is not there.
-    """
-    if isinstance(key, Mapping):
-        return dict(key)
-    columns = list(frame.columns)
-    chosen = [] if key is None else [key] if isinstance(key, str | int) else list(key)
-    names = []
-    for choice in chosen:
-        if isinstance(choice, str) and choice in columns:
-            names.append(choice)
-        elif isinstance(choice, int) and 0 <= choice < len(columns):
-            names.append(columns[choice])
-        else:
-            raise ConfigError(f"key: X has no column {choice!r}; it has {', '.join(columns[:20])}")
-    spec = KeySpec(
-        columns=tuple(names),
-        metric=METRICS[linkage.metric],
-        fields=None if linkage.fields is None else linkage.field_list(),
-    )
-    kinds = dict(spec.kinds)
-    return kinds if "text" in kinds.values() else names
-
-
-def partner_tables(
-    secondaries: Any,
-    key: Sequence[str] | dict[str, KeyKind],
-    *,
-    declared: bool,
-    bounds: Any,
-) -> list[PartyTable]:
-    """Return the other parties' tables.
-
-    Args:
-        secondaries: A list, or a mapping by name, of frames, paths and tables. Frames and files
-            have key columns of the same names as ``X``; a table says its own.
-        key: These columns.
-        declared: Whether a promise rests on it that features take nothing from the records.
-        bounds: What the estimator was told of declared ranges.
-
-    Raises:
-        ConfigError: If it is none of these.
-        DataError: If a table can't be used.
-    """
-    if hasattr(secondaries, "columns") or isinstance(secondaries, str | Path | PartyTable):
-        raise ConfigError("secondaries: must be a list of tables, or tables by name; put it in []")
-    named = dict(secondaries) if isinstance(secondaries, Mapping) else _names(list(secondaries))
-    tables = []
-    for name, source in named.items():
-        if isinstance(source, PartyTable):
-            tables.append(replace(source, name=name))
-            continue
-        if not key:
-            raise ConfigError('key: must name the columns that parties link by, such as key=["id"]')
-        own: Bounds | None = bounds.get(name) if isinstance(bounds, Mapping) else bounds
-        where = f"table {source} of {name!r}"
-        frame = read_frame(Path(source), where=where) if isinstance(source, str | Path) else source
-        settings = ColumnSettings(bounds=own, own_statistics=not declared)
-        tables.append(from_frame(frame, name=name, key=key, columns=settings))
-    return tables
-
-
-def _names(sources: Sequence[Any]) -> dict[str, Any]:
-    named = {
-        source.name if isinstance(source, PartyTable) else f"secondary-{number}": source
-        for number, source in enumerate(sources, 1)
-    }
-    if len(named) < len(sources):
-        raise ConfigError("secondaries: two tables have one name")
-    return named
-
-
-# What the federated classifier and regressor share: parameters, fitting, asking.
 
 Own = TypeVar("Own", bound="FederatedEstimator")
 
@@ -386,7 +47,7 @@ _FEWEST: Final = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What is to be learned."""
+    """Labels of ``fit``, as a run takes them."""
 
     task: Task
     labels: Labels
@@ -395,17 +56,16 @@ class Target:
 
 
 @dataclass(eq=False)
-class Asked:
-    """A trained run, and the rows that it was asked for last."""
+class _AskedRun:
+    """A trained run, and its predictions of the rows that were requested last."""
 
     run: TrainedRun
     _last: tuple[bytes, Predictions] | None = field(default=None, repr=False)
 
     def predict(self, frame: pd.DataFrame) -> Predictions:
-        """Return predictions, the last ones if the rows are the same.
+        """Return predictions; rows equal to the last ones are not requested again.
 
-        What was released once may be looked at again: a score and a probability of the same rows
-        cost one request.
+        A score and a probability of the same rows so cost one request.
         """
         rows = _digest(self.run.name_rows(frame))
         if self._last is None or self._last[0] != rows:
@@ -473,10 +133,10 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         if trained is None:
             raise ConfigError("run: has pretrained encoders, and there is no model to predict with")
         model = trained.model(trained.config.primary.name)
-        made = cls(device=source.get("device", "cpu"))
         part = model.primary_part
+        made = cls(device=source.get("device", "cpu"))
         made._take(part.head.task, part.classes)
-        made._alone, made._asked = None, Asked(trained)
+        made._fitted = _AskedRun(trained)
         return made
 
     def fit(
@@ -516,7 +176,7 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         settings = settings_of(
             self.get_params(deep=False), task=target.task, rows=len(target.labels)
         )
-        linkage, epsilon = linkage_of(self.linkage), _plain(self.prediction_epsilon)
+        linkage, epsilon = linkage_of(self.linkage), plain_value(self.prediction_epsilon)
         promised = {} if epsilon is None else {"epsilon": epsilon}
         prediction = read_settings(PredictionSettings, promised, where="prediction")
         partners = self.secondaries if secondaries is None else secondaries
@@ -542,15 +202,14 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         others = partner_tables(partners, key, declared=declared, bounds=self.bounds)
         state = self.random_state
         seed = state if isinstance(state, int) else int(check_random_state(state).randint(2**31))
-        self._alone: AloneAtWork | None = None
-        self._asked: Asked | None = None
         self.run_: RunResult | None = None
         if not others:
-            self._alone = train_alone_on(
-                own, task=target.task, training=settings.training, seed=seed
+            local = train_alone_on(
+                own, target.labels, task=target.task, training=settings.training, seed=seed
             )
-            self.n_iter_ = self._alone.alone.epochs
-            self.alone_ = self._alone.alone.chosen
+            self._fitted: LocalModel | _AskedRun = local
+            self.n_iter_ = local.alone.epochs
+            self.alone_ = local.alone.chosen
             return self
         self.run_ = simulate(
             [own, *others],
@@ -570,19 +229,19 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
             observe=_warn,
         )
         assert self.run_.trained is not None, "it has trained"
-        self._asked = Asked(self.run_.trained)
+        self._fitted = _AskedRun(self.run_.trained)
         self.n_iter_ = int(self.run_.metrics["epochs"])
         return self
 
     @property
     def epsilon_(self) -> float | None:
-        """What training has spent; None: no bound, or nothing to bound. Predictions come on top."""
+        """Epsilon that training has spent; None without a promise. Predictions come on top."""
         check_is_fitted(self)
         run = getattr(self, "run_", None)
         return None if run is None else run.metrics["privacy"]["epsilon"]
 
     def predictions(self, X: Any) -> Predictions:
-        """Return all that the model says of rows: values, probabilities, and what it cost.
+        """Return predictions of rows: values, probabilities and their cost.
 
         Args:
             X: Rows with the columns of training.
@@ -590,7 +249,7 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         Raises:
             BudgetExceededError: If a party's ledger has no room for them; nothing was released
                 then.
-            DataError: If a column is not what it was in training.
+            DataError: If a column has another kind than in training.
             NotFittedError: If there is no model.
             ValueError: If the columns are not those of training.
 
@@ -598,31 +257,27 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
             Of a simulation, nothing; of :meth:`from_run`, what a request for predictions reveals.
         """
         check_is_fitted(self)
-        if self._asked is not None and not hasattr(self, "n_features_in_"):
-            return self._asked.predict(plain_frame(X))
-        frame = frame_of(self, X, reset=False)
-        if self._asked is not None:
-            return self._asked.predict(frame)
-        assert self._alone is not None, "one of the two was fitted"
-        return self._alone.predict(frame)
+        # An estimator of a finished run has no columns of ``fit``.
+        fitted = hasattr(self, "n_features_in_")
+        return self._fitted.predict(frame_of(self, X, reset=False) if fitted else plain_frame(X))
 
     def __sklearn_is_fitted__(self) -> bool:
-        """Say whether there is a model."""
-        return hasattr(self, "_asked")
+        """Return whether there is a model."""
+        return hasattr(self, "_fitted")
 
     def __sklearn_tags__(self) -> Tags:
-        """Say what scikit-learn may expect: missing cells are read, and noise is never seeded."""
+        """Return scikit-learn's tags: missing cells are allowed, and noise is never seeded."""
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
         tags.non_deterministic = getattr(self.privacy, "mechanism", "none") != "none"
         return tags
 
     def _target(self, y: Any) -> Target:
-        """Return the labels as the federation takes them, and keep what they are called."""
+        """Return the labels as class numbers or numbers, and keep the classes' names."""
         raise NotImplementedError
 
     def _take(self, task: Task, classes: Sequence[Any] | None) -> None:
-        """Take over the labels of a model that was kept."""
+        """Take over the label's kind and classes from a saved model."""
         raise NotImplementedError
 
 
@@ -640,9 +295,6 @@ def _digest(rows: NamedRows) -> bytes:
     for column in columns.values():
         digest.update(repr(column.tolist()).encode())
     return digest.digest()
-
-
-# ``FederatedClassifier`` and ``FederatedRegressor``.
 
 
 class FederatedClassifier(ClassifierMixin, FederatedEstimator):  # type: ignore[misc]
@@ -730,7 +382,6 @@ class FederatedClassifier(ClassifierMixin, FederatedEstimator):  # type: ignore[
             See :meth:`predictions`.
         """
         answer = self.predictions(X)
-        assert answer.classes is not None, "of a classifier"
         place = {value: number for number, value in enumerate(self._values)}
         chosen: np.ndarray = self.classes_[[place[value] for value in answer.values]]
         return chosen
@@ -748,8 +399,8 @@ class FederatedClassifier(ClassifierMixin, FederatedEstimator):  # type: ignore[
             See :meth:`predictions`.
         """
         answer = self.predictions(X)
-        assert answer.probabilities is not None, "of a classifier"
-        assert answer.classes is not None, "of a classifier"
+        if answer.probabilities is None or answer.classes is None:
+            raise ConfigError("run: predicts numbers; take FederatedRegressor")
         return answer.probabilities[:, [answer.classes.index(value) for value in self._values]]
 
     def _target(self, y: Any) -> Target:
@@ -763,7 +414,7 @@ class FederatedClassifier(ClassifierMixin, FederatedEstimator):  # type: ignore[
                 f"y has one class, {self.classes_[0]!r}; a classifier needs two at least"
             )
         self._values: tuple[Any, ...] = tuple(range(len(self.classes_)))
-        """What the run calls the classes, in the order of ``classes_``."""
+        """Class names of the run, in the order of ``classes_``."""
         task: Task = "binary" if len(self.classes_) == 2 else "multiclass"
         if self.positive is None:
             return Target(task=task, labels=numbers.astype(np.int64), classes=self._values)

@@ -14,12 +14,12 @@ from securevfl.runtime.released_table import METADATA
 
 
 def write_released(frame: pd.DataFrame, path: Path) -> None:
-    """Write a table of releases, for this user alone.
+    """Write a table of releases that only this user can read.
 
     Args:
-        frame: Of :func:`securevfl.runtime.released_table.released_table`.
-        path: Ends with ``.parquet``, whose schema metadata then has the promise under
-            ``securevfl``, or with ``.csv``, which gets it beside it as ``NAME.csv.json``.
+        frame: Table of :func:`securevfl.runtime.released_table.released_table`.
+        path: Path with ``.parquet`` or ``.csv``. The promise is in the Parquet schema's metadata
+            under ``securevfl``, or in ``NAME.csv.json``.
 
     Raises:
         ConfigError: If it ends otherwise.
@@ -42,7 +42,7 @@ def write_released(frame: pd.DataFrame, path: Path) -> None:
 
 
 def require_writable_name(path: Path) -> None:
-    """Refuse a file of a kind that no table of releases is written as.
+    """Refuse a file name with another ending than ``.parquet`` or ``.csv``.
 
     Raises:
         ConfigError: Naming the kinds that are.

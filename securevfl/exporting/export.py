@@ -1,200 +1,25 @@
 """Export of each party's half of a trained network as ONNX or TorchScript, checked when written."""
 
 import hashlib
-import io
-import json
-import warnings
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import torch
-from torch import Tensor
 
 from securevfl.config.federation import FederationConfig
 from securevfl.core import checks, files
-from securevfl.core.errors import ConfigError, in_one_line, require_extra
+from securevfl.core.errors import ConfigError
+from securevfl.exporting.formats import FORMATS, Format
 from securevfl.exporting.parts import NOT_PRIVATE, ExportedPart, part_of
 from securevfl.federation.saved_model import FOLDER, load_model
 from securevfl.version import __version__
 
-# The two formats that a part is written in, and how what was written is run again.
-
-_EXAMPLE_ROWS: Final = 5
-_OPSET: Final = 17
-
-
-class Format(ABC):
-    """A file format of models."""
-
-    name: ClassVar[str]
-    """As ``--format`` says it."""
-    suffix: ClassVar[str]
-    """Suffix of its files."""
-    needs: ClassVar[tuple[str, ...]] = ()
-    """Packages that are not everywhere."""
-
-    def require_installed(self) -> None:
-        """Refuse where a package is missing.
-
-        Raises:
-            ConfigError: Saying how to install it.
-        """
-        require_extra(*self.needs, use=f"--format {self.name}")
-
-    def write(self, part: ExportedPart, metadata: Mapping[str, Any]) -> bytes:
-        """Return the file of a part.
-
-        Args:
-            part: What is written.
-            metadata: What the file says of itself.
-
-        Raises:
-            ConfigError: If the part does not go into this format.
-        """
-        with _quiet(), _blame_part(part, f"can't be written as {self.name}"):
-            return self._write(part, metadata)
-
-    def compute(self, part: ExportedPart, data: bytes, inputs: Sequence[Tensor]) -> Tensor:
-        """Return what the written file makes of inputs.
-
-        Raises:
-            ConfigError: If it can't be run.
-        """
-        with _quiet(), _blame_part(part, f"can't be run as {self.name}"):
-            return self._compute(part, data, inputs)
-
-    @abstractmethod
-    def read(self, part: ExportedPart, data: bytes) -> tuple[str, ...]:
-        """Return the names of the inputs that the written file reads."""
-
-    @abstractmethod
-    def _write(self, part: ExportedPart, metadata: Mapping[str, Any]) -> bytes: ...
-
-    @abstractmethod
-    def _compute(self, part: ExportedPart, data: bytes, inputs: Sequence[Tensor]) -> Tensor: ...
-
-
-class Onnx(Format):
-    """ONNX, through torch's exporter of traced programs.
-
-    The newer exporter of torch takes minutes where this one takes a second, keeps the number of
-    rows of inputs that are not read, and has no stable sort.
-    """
-
-    name = "onnx"
-    suffix = ".onnx"
-    needs = ("onnx", "onnxruntime")
-
-    def read(self, part: ExportedPart, data: bytes) -> tuple[str, ...]:
-        """Return the names of the graph's inputs: what a model does not read is left out."""
-        del part
-        return tuple(graph_input.name for graph_input in _session(data).get_inputs())
-
-    def _write(self, part: ExportedPart, metadata: Mapping[str, Any]) -> bytes:
-        import onnx
-
-        buffer = io.BytesIO()
-        ports = (*part.inputs, part.output)
-        with torch.no_grad():
-            torch.onnx.export(
-                part.module,
-                part.sample(_EXAMPLE_ROWS, seed=0),
-                buffer,  # type: ignore[arg-type]  # its hint is of the newer exporter
-                dynamo=False,
-                opset_version=_OPSET,
-                input_names=[port.name for port in part.inputs],
-                output_names=[part.output.name],
-                dynamic_axes={port.name: {0: "batch"} for port in ports},
-            )
-        model = onnx.load_from_string(buffer.getvalue())
-        model.doc_string = part.output.what
-        for name, value in metadata.items():
-            text = value if isinstance(value, str) else json.dumps(value)
-            model.metadata_props.add(key=name, value=text)
-        data: bytes = model.SerializeToString()
-        return data
-
-    def _compute(self, part: ExportedPart, data: bytes, inputs: Sequence[Tensor]) -> Tensor:
-        session = _session(data)
-        read = {graph_input.name for graph_input in session.get_inputs()}
-        fed = {
-            port.name: values.numpy()
-            for port, values in zip(part.inputs, inputs, strict=True)
-            if port.name in read
-        }
-        return torch.from_numpy(session.run([part.output.name], fed)[0])
-
-
-class TorchScript(Format):
-    """A traced torch program, for programs that have torch and not this package."""
-
-    name = "torchscript"
-    suffix = ".pt"
-
-    def read(self, part: ExportedPart, data: bytes) -> tuple[str, ...]:
-        """Return all inputs: they are given by place."""
-        del data
-        return tuple(port.name for port in part.inputs)
-
-    def _write(self, part: ExportedPart, metadata: Mapping[str, Any]) -> bytes:
-        with torch.no_grad():
-            traced = torch.jit.trace(
-                part.module, part.sample(_EXAMPLE_ROWS, seed=0), check_trace=False
-            )
-        buffer = io.BytesIO()
-        extra = {"securevfl.json": json.dumps(metadata)}
-        torch.jit.save(traced, buffer, _extra_files=extra)
-        return buffer.getvalue()
-
-    def _compute(self, part: ExportedPart, data: bytes, inputs: Sequence[Tensor]) -> Tensor:
-        del part
-        with torch.no_grad():
-            out: Tensor = torch.jit.load(io.BytesIO(data))(*inputs)
-            return out
-
-
-FORMATS: Final[Mapping[str, Format]] = {form.name: form for form in (Onnx(), TorchScript())}
-"""Every format by its name."""
-
-
-def _session(data: bytes) -> Any:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # errors; warnings are of its own optimiser
-    options.intra_op_num_threads = 1
-    return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Torch warns that tracing is old, and of every shape that it takes for a number."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
-@contextmanager
-def _blame_part(part: ExportedPart, what: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        raise ConfigError(
-            f"model of {part.model.party!r}: family {part.model.family!r} {what}: "
-            f"{in_one_line(error)[:400]}"
-        ) from error
-
-
-# Write each party's half of a trained network for other programs, checked as it is written.
-
 TOLERANCE: Final = 1e-4
 """Largest difference to torch, relative to the largest number that is given, or to 1."""
 
-# Other numbers of rows than the example that is traced, so that a size that was kept is found.
+# Numbers of rows that the traced example does not have, so that a fixed size is detected.
 _CHECKED_ROWS: Final = (1, 7, 64)
 
 _ALONE: Final = (
@@ -208,7 +33,7 @@ class Exported:
     """One party's part, as it was written."""
 
     party: str
-    """Whose it is."""
+    """Party of the exported part."""
     role: str
     """``primary`` or ``secondary``."""
     path: Path
@@ -219,7 +44,7 @@ class Exported:
     """Largest difference that was allowed: :data:`TOLERANCE` times the largest number given."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return what ``--json`` prints."""
+        """Return the content of ``--json``."""
         return {
             "party": self.party,
             "role": self.role,
@@ -239,12 +64,12 @@ def export_run(
     kind: str = "onnx",
     out: Path | None = None,
 ) -> list[Exported]:
-    """Write the parts of the parties whose models lie in a run folder.
+    """Export the saved models in a run folder.
 
     Args:
         config: The federation file.
-        run_folder: Of the run that trained.
-        party: Whose part is written; None writes all that there are.
+        run_folder: Folder of the run that trained.
+        party: Party whose part is written; None writes all parts.
         kind: ``"onnx"`` or ``"torchscript"``.
         out: Folder for the files; None: ``parties/NAME/export`` of the run.
 
@@ -325,7 +150,7 @@ def _write(config: FederationConfig, part: ExportedPart, form: Format, folder: P
 
 
 def _file_metadata(config: FederationConfig, part: ExportedPart) -> Mapping[str, Any]:
-    """Return what a file says of itself."""
+    """Return a file's metadata."""
     model = part.model
     metadata: dict[str, Any] = {
         "party": model.party,
@@ -350,7 +175,7 @@ def _file_metadata(config: FederationConfig, part: ExportedPart) -> Mapping[str,
 
 
 def _compare_with_torch(part: ExportedPart, form: Format, data: bytes) -> tuple[float, float]:
-    """Compare what was written with torch on random rows.
+    """Compare an exported file with torch on random rows.
 
     Raises:
         ConfigError: If they differ by more than rounding.
@@ -359,13 +184,13 @@ def _compare_with_torch(part: ExportedPart, form: Format, data: bytes) -> tuple[
     for rows in _CHECKED_ROWS:
         inputs = part.sample(rows, seed=rows)
         wanted = part.compute(inputs)
-        found = form.compute(part, data, inputs)
-        if found.shape != wanted.shape or found.dtype != wanted.dtype:
+        output = form.compute(part, data, inputs)
+        if output.shape != wanted.shape or output.dtype != wanted.dtype:
             raise ConfigError(
-                f"model of {part.model.party!r}: as {form.name} it gives {tuple(found.shape)} for "
+                f"model of {part.model.party!r}: as {form.name} it gives {tuple(output.shape)} for "
                 f"{rows} rows, and in torch {tuple(wanted.shape)}; its family keeps a batch's size"
             )
-        difference = (found - wanted).abs()
+        difference = (output - wanted).abs()
         # A number that is not one is no small difference.
         worst = max(worst, float(difference.nan_to_num(nan=torch.inf).max()))
         largest = max(largest, float(wanted.abs().max()))

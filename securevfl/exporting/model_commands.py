@@ -1,4 +1,4 @@
-"""``securevfl model``: what a run has trained and released, as files for other programs."""
+"""``securevfl model``: exports of a run's models and releases for other programs."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""What is exported of a party: its kept half, with the scaling before it and what follows it.
+"""Exported part of a party: its half of the network, with scaling and conversion of outputs.
 
 B = rows of a batch, K = links of a row, S = secondaries, F = features, D = key dimension,
 L and H = shape of the cut.
@@ -59,13 +59,13 @@ class ExportedPart:
     """A party's half, ready to be written."""
 
     model: SavedModel
-    """As it was kept."""
+    """The saved model."""
     module: nn.Module
     """Computes the output from the inputs, in evaluation."""
     inputs: tuple[Port, ...]
     """Its inputs, in order."""
     output: Port
-    """Its one output."""
+    """Output of the part."""
 
     def sample(self, rows: int, *, seed: int) -> tuple[Tensor, ...]:
         """Return random inputs about as large as those of training, with empty slots."""
@@ -77,8 +77,7 @@ class ExportedPart:
             values: np.ndarray = random.normal(size=shape)
             if port.name == "features":
                 values = scale.centre + scale.width * values
-            elif port.name == "keys":
-                assert self.model.key_scale is not None, "it has keys"
+            elif port.name == "keys" and self.model.key_scale is not None:
                 values = np.array(self.model.key_scale.centre) + values * np.array(
                     self.model.key_scale.width
                 )
@@ -99,11 +98,11 @@ class ExportedPart:
 
 
 def part_of(config: FederationConfig, model: SavedModel) -> ExportedPart:
-    """Return what is exported of a party's kept model.
+    """Return the exported part of a party's saved model.
 
     Args:
         config: The federation file.
-        model: The party's.
+        model: The party's model.
 
     Raises:
         ConfigError: If the weights do not fit the family.
@@ -157,8 +156,7 @@ def _primary(config: FederationConfig, model: SavedModel, table: PartyTable) -> 
     model.into(top)
     if isinstance(top, MixedTop) and not top.share:
         top = top.tied
-    if isinstance(top, FittedTop | MixedTop):
-        assert config.top is not None, "the federation file names it"
+    if isinstance(top, FittedTop | MixedTop) and config.top is not None:
         raise ConfigError(
             f'model.top: "{config.top.name}" is an estimator of scikit-learn, which is no network '
             f"to export; take --party for the secondaries' parts, and securevfl predict or serve "
@@ -244,7 +242,7 @@ def _keys(table: PartyTable, *rows: str | int) -> list[Port]:
 
 
 class _Scaling(nn.Module):
-    """The kept scalers, in float64 as in training."""
+    """Scalers of the saved model, in float64 as in training."""
 
     def __init__(self, model: SavedModel) -> None:
         super().__init__()
@@ -300,7 +298,7 @@ class SecondaryPart(nn.Module):
 
 
 class PrimaryModule(nn.Module):
-    """Scaling, the top model, and what its outputs mean."""
+    """Scaling, the top model, and the conversion of its outputs."""
 
     def __init__(
         self,

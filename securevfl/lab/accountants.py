@@ -100,7 +100,7 @@ class AccountantFigure:
     """True if the figure is a guarantee."""
 
     epsilon: float | None
-    """Epsilon in nats at the plan's delta; None where the accountant does not cover the plan."""
+    """Epsilon in nats at the plan's delta; None if the accountant does not cover the plan."""
 
 
 def compare(budget: Budget, *, noise_multiplier: float) -> list[AccountantFigure]:

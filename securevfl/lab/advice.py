@@ -1,4 +1,4 @@
-"""Advice before a run: what noise at an epsilon leaves of partners' information.
+"""Advice before a run: partners' information that survives the noise at an epsilon.
 
 One row's release under a small epsilon is a local promise: its noise is as long as what one record
 writes, or longer. What is left of a signal behind it follows from the plan alone, before anybody's
@@ -18,178 +18,29 @@ from securevfl.config.reading import parse_federation
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.core.formatting import format_figure
-from securevfl.dp.release_plan import ReleasePlan
 from securevfl.federation.run_facts import RunFacts, run_facts
 from securevfl.federation.run_plan import RunPlan, plan_run
 from securevfl.lab.rehearsal import (
     Cast,
-    Played,
+    RehearsedRun,
     chosen_settings,
     merge_settings,
     rehearse,
     settings_for,
 )
+from securevfl.lab.survival import (
+    CLEAR,
+    EXPLAINED,
+    HALF,
+    noise_a_number,
+    partners_for_half,
+    rows_to_see,
+    surviving_share,
+)
 from securevfl.runtime.run_tables import read_party
 
-# How much of what a secondary writes survives the noise of a release.
-
-HALF: Final = 0.5
-"""The share at which signal and noise are equally strong."""
-
-CLEAR: Final = 2.0
-"""Standard errors, or deviations, from zero at which a gain is called clear."""
-
-EXPLAINED: Final = 0.01
-"""Share that :func:`rows_to_see` asks about, of what the primary's own columns leave open."""
-
-_MOST_PARTNERS: Final = 10_000
-
-
-def noise_a_number(
-    plan: ReleasePlan, noise_share_std: float, *, secondaries: int | None = None
-) -> float:
-    """Return z: the noise of one number of the released sum, over the length of one record in it.
-
-    A record writes a vector of length C, or of C/K where a row is the mean over K slots; the sum
-    carries the noise of all secondaries' shares, helpers of the primary included, since the top
-    model knows none of them. With another number of secondaries the noise multiplier stays, and
-    the noise follows the sensitivity: for ``secondary-record`` it does not grow with them, for the
-    other units it does (:func:`securevfl.dp.sensitivity.row_change`).
-
-    Args:
-        plan: What is released.
-        noise_share_std: ``tau`` of that plan; 0 without noise.
-        secondaries: How many take part instead of the plan's; more than ``colluding``.
-
-    Returns:
-        Dimensionless, >= 0.
-    """
-    checks.non_negative(noise_share_std=noise_share_std)
-    record = plan.privacy.clip_norm / (plan.links if plan.pooled else 1)
-    noise = noise_share_std * math.sqrt(plan.parties)
-    if secondaries is not None:
-        if plan.privacy.accounting == "as-published":
-            # The papers' noise is one on the average.
-            return noise / record * secondaries / plan.parties
-        colluding = plan.privacy.colluding
-        other = replace(plan, parties=secondaries, min_active=secondaries)
-        noise *= other.sensitivity() / plan.sensitivity()
-        # Of k shares k - c must do; the sum carries all k.
-        noise *= math.sqrt(
-            (secondaries / (secondaries - colluding)) * (plan.parties - colluding) / plan.parties
-        )
-    return noise / record
-
-
-def surviving_share(
-    *,
-    noise: float,
-    numbers: int = 1,
-    secondaries: int = 1,
-    agreement: float = 0.0,
-    sampling_rate: float = 1.0,
-) -> float:
-    """Return the share of signal in a released number's variance: s^2 / (s^2 + z^2).
-
-    The numbers of a record share its length, so each has a deviation of at most 1/sqrt(w) of it.
-    Where k secondaries write into one number, their signals add up against noise that is paid
-    once: to k times the variance of one where they are uncorrelated, and to k^2 times where all
-    write the same. Of records that are drawn at a rate of q, so much of the signal is not there.
-
-    Args:
-        noise: ``z``, from :func:`noise_a_number`; of the sum that all of them write into.
-        numbers: ``w``, over which the length is spread evenly, >= 1; 1 has all of it in one.
-        secondaries: ``k`` that share the number, >= 1; 1 for coordinates of a secondary's own.
-        agreement: Correlation between two secondaries' signals, in [0, 1].
-        sampling_rate: ``q``, of the secret sample of records; 1 has all of them.
-
-    Returns:
-        In [0, 1]. No linear reader, and of a normal quantity no reader at all, explains more of
-        the signal's variance.
-
-    References:
-        [CT06] sections 9.1 (capacity) and 10.3.2 (rate distortion); research/frontier/README.md,
-        "What can survive".
-
-    Examples:
-        >>> surviving_share(noise=1.0)
-        0.5
-        >>> surviving_share(noise=2.0, secondaries=4)
-        0.5
-        >>> surviving_share(noise=2.0, secondaries=4, agreement=1.0)
-        0.8
-    """
-    checks.non_negative(noise=noise)
-    checks.whole(numbers=numbers, secondaries=secondaries)
-    checks.at_least(1, numbers=numbers, secondaries=secondaries)
-    checks.rate(sampling_rate=sampling_rate)
-    others = (secondaries - 1) * agreement
-    signal = secondaries * (1 + others) / numbers
-    written = sampling_rate * secondaries * (1 + sampling_rate * others) / numbers
-    return sampling_rate**2 * signal / (written + noise**2)
-
-
-def partners_for_half(plan: ReleasePlan, noise_share_std: float, *, numbers: int = 1) -> int | None:
-    """Return the fewest secondaries whose signals, in shared coordinates, half survive.
-
-    Their signals are taken as uncorrelated, and the noise as that of so many secondaries.
-
-    Args:
-        plan: What is released, by secondaries that share coordinates (``disjoint`` is False).
-        noise_share_std: ``tau`` of that plan.
-        numbers: As for :func:`surviving_share`.
-
-    Returns:
-        None where no number is enough, as for a unit whose noise grows with every secondary.
-    """
-
-    def share(secondaries: int) -> float:
-        noise = noise_a_number(plan, noise_share_std, secondaries=secondaries)
-        return surviving_share(
-            noise=noise,
-            numbers=numbers,
-            secondaries=secondaries,
-            sampling_rate=plan.privacy.sampling_rate,
-        )
-
-    fewest = plan.privacy.colluding + 1
-    # Where the noise grows with their number, the first is the best of all.
-    if plan.privacy.unit != "secondary-record" or plan.privacy.accounting == "as-published":
-        return fewest if share(fewest) >= HALF else None
-    if share(_MOST_PARTNERS) < HALF:
-        return None
-    low, high = fewest - 1, _MOST_PARTNERS
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if share(middle) >= HALF else (middle, high)
-    return high
-
-
-def rows_to_see(share: float, *, explained: float = EXPLAINED) -> int | None:
-    """Return about how many training rows show a signal by two standard errors.
-
-    A released number that correlates by r with what is left open has, over n rows, a t value of
-    ``r sqrt(n / (1 - r^2))`` in expectation; r^2 is what the signal would explain without noise,
-    times the share of it that survives.
-
-    Args:
-        share: From :func:`surviving_share`.
-        explained: Share of what the primary's own columns leave open that the signal explains
-            without noise, in (0, 1).
-
-    Returns:
-        At least 1; None where nothing survives.
-    """
-    squared = share * explained
-    if squared == 0:
-        return None
-    return max(1, math.ceil(CLEAR**2 * (1 - squared) / squared))
-
-
-# What a promise leaves of partners' information, before anybody spends anything.
-
 Outcome = Literal["clear", "unclear", "none", "loss"]
-"""Rehearsed gain: above zero by two deviations, by one, by less, or below it by one."""
+"""RehearsalResult gain: above zero by two deviations, by one, by less, or below it by one."""
 
 NO_PROMISE: Final = (
     "A rehearsal is no promise. It shows what partners with columns like those set aside would "
@@ -200,42 +51,43 @@ NO_PROMISE: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """What can survive at one epsilon, from the plan alone."""
+    """Signal that can survive at one epsilon, from the plan alone."""
 
     epsilon: float | None
     """None: without noise."""
 
     noise: float
-    """Noise of one number of the sum, over the length of one record in it."""
+    """Deviation of the noise in one number of the sum, over a record's length."""
 
     blocks: float
-    """Share of the signal that survives, in coordinates of a secondary's own; all of a record's
-    length in one number."""
-
-    blocks_spread: float
-    """The same, the length spread evenly over the numbers that a secondary writes."""
-
-    shared: float
-    """In coordinates that all secondaries share, their signals uncorrelated; all length in one
+    """Share of the signal that survives in a secondary's own coordinates, with all length in one
     number."""
 
+    blocks_spread: float
+    """Share that survives if the length is spread evenly over a secondary's numbers."""
+
+    shared: float
+    """Share that survives in coordinates shared by all secondaries, with uncorrelated signals and
+    all length in one number."""
+
     partners: int | None
-    """Secondaries whose signals half survive in shared coordinates; None: no number is enough."""
+    """Least number of secondaries whose signals half survive in shared coordinates; None if no
+    number is enough."""
 
     rows: int | None
-    """Training rows that show, by two standard errors, a signal that explains 1 % of what is left
-    open without noise; in the layout of the settings. None: no number is enough."""
+    """Training rows that show a signal worth 1 % of the residual variance by two standard errors,
+    in the settings' layout; None if no number is enough."""
 
     settings: Mapping[str, Any]
     """Settings that a run would use at this epsilon."""
 
     refused: str | None
-    """Why the file as it stands would be refused at this epsilon; None: it would not."""
+    """Reason why the file would be refused at this epsilon, or None."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rehearsed:
-    """What the rehearsal came to at one epsilon."""
+class RehearsalResult:
+    """Results of the rehearsal at one epsilon."""
 
     epsilon: float | None
     metric: str
@@ -246,22 +98,22 @@ class Rehearsed:
     """Mean over seeds of the model that answers."""
 
     gain: float
-    """Mean over seeds, counted so that positive is better."""
+    """Mean gain over seeds; positive is better."""
 
     deviation: float | None
     """Standard deviation of the gain over seeds; None with one seed."""
 
     gains: tuple[float, ...]
-    """By seed."""
+    """Gain with each seed."""
 
     used: int
     """Seeds with which the joint model answered, and not alone."""
 
     outcome: Outcome | None
-    """None with one seed."""
+    """Name of the gain; None with one seed."""
 
     def verdict(self) -> str:
-        """Return it in one line."""
+        """Return the result in one line."""
         at = "without noise" if self.epsilon is None else f"epsilon {self.epsilon:g}"
         gain = format_figure(self.gain, sign="+", digits=3) + (
             ""
@@ -289,18 +141,18 @@ class Rehearsed:
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """Bounds, and what a rehearsal made of them."""
+    """Bounds at each epsilon, and the results of the rehearsal."""
 
     file: Path
     config: FederationConfig
     training_rows: int
     bounds: list[Bound]
     casts: list[Cast] = field(default_factory=list)
-    rehearsed: list[Rehearsed] = field(default_factory=list)
+    rehearsed: list[RehearsalResult] = field(default_factory=list)
 
     @property
     def notes(self) -> list[str]:
-        """What to know of the bounds and the rehearsal, one sentence each."""
+        """Remarks on the bounds and the rehearsal, one sentence each."""
         notes = []
         reasons = dict.fromkeys(bound.refused for bound in self.bounds if bound.refused)
         notes += [f"as it stands, the file would be refused: {reason}" for reason in reasons]
@@ -338,7 +190,7 @@ class Advice:
         return notes
 
     def worth(self) -> str:
-        """Return one line: whether training with partners is worth what it costs."""
+        """Return one line on whether training with partners is worth its cost."""
         played = [rehearsal for rehearsal in self.rehearsed if rehearsal.epsilon is not None]
         if not played:
             return "no answer: nothing was rehearsed; leave --seeds at 3"
@@ -375,7 +227,7 @@ class Advice:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Return all of it for ``--json``."""
+        """Return the content of ``--json``."""
         return {
             "file": str(self.file),
             "worth": self.worth(),
@@ -415,23 +267,23 @@ def advise(
     seeds: int,
     key_noise: float = 0.0,
     data_root: Path,
-    done: Callable[[Played], None] = lambda _: None,
+    done: Callable[[RehearsedRun], None] = lambda _: None,
 ) -> Advice:
-    """Say what can survive at each epsilon, and rehearse it on the primary's own columns.
+    """Bound the surviving signal at each epsilon, and rehearse it on the primary's own columns.
 
     Args:
-        path: Where the federation file lies, for messages.
-        config: What it says.
-        epsilons: What might be promised; no noise at all comes after them.
-        seeds: Of the rehearsal, counting up from the file's; 0 rehearses nothing.
+        path: Path of the federation file, for messages.
+        config: The federation.
+        epsilons: Epsilons to compare; a run without noise is added.
+        seeds: Number of the rehearsal's seeds, counting up from the file's; 0 rehearses nothing.
         key_noise: Deviation of the noise on pretended secondaries' numeric keys, in deviations of
             each key.
-        data_root: Where relative data paths start. Only the primary's table is read.
-        done: Hears of each simulated run.
+        data_root: Folder at which relative data paths start. Only the primary's table is read.
+        done: Callback for each simulated run.
 
     Raises:
         ConfigError: If a setting is impossible.
-        DataError: If the primary's table is not what it should be, or has too few columns.
+        DataError: If the primary's table can't be read, or has too few columns.
         PrivacyError: If a promise would not hold, whatever partners declare.
 
     Reveals:
@@ -502,12 +354,12 @@ def _refusal(config: FederationConfig) -> str | None:
     return None
 
 
-def _summary(epsilon: float | None, played: Sequence[Played]) -> Rehearsed:
+def _summary(epsilon: float | None, played: Sequence[RehearsedRun]) -> RehearsalResult:
     runs = [rehearsal for rehearsal in played if rehearsal.epsilon == epsilon]
     gains = tuple(rehearsal.gain for rehearsal in runs)
     gain = statistics.mean(gains)
     deviation = statistics.stdev(gains) if len(gains) > 1 else None
-    return Rehearsed(
+    return RehearsalResult(
         epsilon=epsilon,
         metric=runs[0].metric,
         alone=statistics.mean(rehearsal.alone for rehearsal in runs),
@@ -521,7 +373,7 @@ def _summary(epsilon: float | None, played: Sequence[Played]) -> Rehearsed:
 
 
 def outcome_of(gain: float, deviation: float) -> Outcome:
-    """Return what a mean gain is called, by its deviation over seeds."""
+    """Return the name of a mean gain, by its deviation over seeds."""
     if gain > CLEAR * deviation:
         return "clear"
     if gain > deviation:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from securevfl.lab.advice import Advice, Bound
     from securevfl.lab.attacks.run_audit import RunAudit
     from securevfl.lab.audit.audit_report import AuditReport
-    from securevfl.lab.rehearsal import Played
+    from securevfl.lab.rehearsal import RehearsedRun
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -245,7 +245,7 @@ def advise(
         task = shown.add_task("rehearsal", total=runs, figures="")
         done = count(1)
 
-        def progress(run: "Played") -> None:
+        def progress(run: "RehearsedRun") -> None:
             number = next(done)
             figure = format_figure(run.test)
             text = f"seed {run.seed}, {_epsilon_words(run.epsilon)}: {run.metric} {figure}"
@@ -418,7 +418,7 @@ def contribution(
 
 
 def _print_contribution(measured: dict[str, Any]) -> None:
-    from securevfl.desk.report.page import readings, sampled_in_words
+    from securevfl.desk.report.partner_worth import readings, sampled_in_words
 
     better = "higher" if measured["higher_is_better"] else "lower"
     for reading in readings(measured):
@@ -542,7 +542,7 @@ def _audit_run(
     def tell(text: str) -> None:
         print(f"securevfl: attack {text}", file=sys.stderr, flush=True)
 
-    names, trained = run_audit.chosen(attacks), None
+    names, trained = run_audit.attack_names(attacks), None
     if any(name in run_audit.TRAIN_ANEW for name in names):
         tables = read_tables(federation_of_run(run, None), data_root)
         trained = Shadows(tables=tables, runs=shadows, tell=tell)
@@ -612,7 +612,7 @@ _RELEASES: Final = {
 
 def _print_audit(report: "AuditReport") -> None:
     """Print every test's statistic, threshold, power and verdict, and then the verdict of all."""
-    from securevfl.lab.audit.audit_statistics import FALSE_FAILURE
+    from securevfl.lab.audit.audit_size import FALSE_FAILURE
 
     console = Console()
     for release, tests in report.tests.items():

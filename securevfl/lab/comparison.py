@@ -1,14 +1,13 @@
-"""Comparison of methods in the simulator on equal rows and seeds, and its table."""
+"""Comparison of methods in the simulator on equal rows and seeds; finished runs are kept."""
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 
 from securevfl.config.disclosure import require_covered_channels
 from securevfl.config.federation import FederationConfig
-from securevfl.core import checks, files
+from securevfl.core import checks
 from securevfl.core.conventions import Task as LabelTask
 from securevfl.core.errors import ConfigError, SecureVflError
 from securevfl.data.tables import PartyTable
@@ -23,227 +22,21 @@ from securevfl.lab.one_run import (
     run_digest,
 )
 from securevfl.lab.pooled_methods import require_fitting
-from securevfl.lab.run_figures import (
-    by_name,
-    cell,
-    csv_of_runs,
-    markdown,
-    on_test_rows,
-    over_seeds,
-    summarise_seeds,
-)
-from securevfl.lab.study import Study, StudyOptions, TableStore, digest_of_tables, tables_for
+from securevfl.lab.study import Study, StudyOptions
+from securevfl.lab.study_tables import TableStore, digest_of_tables, tables_for
 from securevfl.models.registry import family_named, require_installed
-from securevfl.models.task_metrics import TaskMetric, metrics_of
-from securevfl.version import __version__
-
-# A comparison's figures: mean and deviation over seeds, differences seed by seed.
-
-REFERENCES: Final = ("alone", "fedsim", "fet")
-"""Methods that the others are compared with seed by seed, where they take part."""
-
-PLACEBO: Final = "placebo"
-"""The same method without what partners know: what it gains as well is not the partners'."""
-
-_OTHERS_ON_A_SCREEN: Final = 3
-
-_CSV_FIELDS: Final = (
-    "method",
-    "family",
-    "seed",
-    "metric",
-    "test",
-    "validation",
-    "train",
-    "epochs",
-    "best_epoch",
-    "seconds",
-    "cpu_seconds",
-    "chosen",
-)
-
-
-def summary(
-    results: Sequence[Mapping[str, Any]],
-    *,
-    federation: str,
-    task: LabelTask,
-    metric: str | None = None,
-    left_out: Sequence[LeftOut] = (),
-    adapted: Mapping[str, Sequence[str]] = MappingProxyType({}),
-) -> dict[str, Any]:
-    """Return a comparison as one JSON object.
-
-    Args:
-        results: What :func:`securevfl.lab.comparison.compare_methods` returned.
-        federation: Its name.
-        task: What the label is.
-        metric: The metric that methods are compared by; default: the one that training went by.
-        left_out: Methods without figures, and why.
-        adapted: What methods have otherwise than the file says, in words.
-
-    Returns:
-        ``metric``; ``chosen_by``, the metric that chose every run's best epoch; ``methods`` with
-        each method's ``mean``, ``std`` (of a sample: n - 1; None for one seed) and ``seeds`` (the
-        test metric of each), and the same of every metric of the task in ``metrics``; of the
-        primary alone, and of ``auto``, also what was ``chosen`` with each seed; of the primary
-        alone every model's figures in ``candidates``; and ``differences``: for each reference that
-        takes part, each other method minus it, seed by seed, and each method minus its own
-        ``placebo`` (partners' rows permuted, or no partners: the better one); ``left_out`` with the
-        ``status`` and ``reason`` of each method without figures; and ``adapted``. A metric that is
-        not defined for some seed's rows has no mean and no deviation.
-
-    Raises:
-        ConfigError: If the task has no such metric.
-    """
-    methods = by_name(results)
-    first = results[0]
-    ordered = metrics_of(task, metric or first["metric"])
-    shown = ordered[0]
-    tests = {name: on_test_rows(runs, shown.name) for name, runs in methods.items()}
-    return {
-        "federation": federation,
-        "task": task,
-        "metric": shown.name,
-        "higher_is_better": shown.higher_is_better,
-        "chosen_by": first["metric"],
-        "seed_numbers": [run["seed"] for run in methods[first["name"]]],
-        "methods": {
-            name: {
-                **over_seeds(runs, ordered),
-                "family": runs[0]["family"],
-                **_chosen(runs),
-                **_candidates(runs, shown.name),
-            }
-            for name, runs in methods.items()
-        },
-        "differences": _from_partners(methods, shown)
-        | {
-            reference: {
-                name: summarise_seeds(
-                    [
-                        None if mine is None or theirs is None else mine - theirs
-                        for mine, theirs in zip(tests[name], tests[reference], strict=True)
-                    ]
-                )
-                for name in methods
-                if name != reference
-            }
-            for reference in REFERENCES
-            if reference in methods
-        },
-        "left_out": {
-            method.name: {"status": method.status, "reason": method.reason} for method in left_out
-        },
-        "adapted": {name: list(notes) for name, notes in adapted.items() if name in methods},
-        "version": __version__,
-    }
-
-
-def _from_partners(
-    methods: Mapping[str, Sequence[Mapping[str, Any]]], metric: TaskMetric
-) -> dict[str, Any]:
-    """Return each method's test figure minus that of the best of its placebos, seed by seed.
-
-    It is 0 where the local baseline answers: then no partner is asked.
-    """
-    better = max if metric.higher_is_better else min
-
-    def less(run: Mapping[str, Any]) -> float | None:
-        if run["used"] == "alone":
-            return 0.0
-        mine = run["test_metrics"][metric.name]
-        theirs = [placebo[metric.name] for placebo in run["placebos"].values()]
-        return None if mine is None or None in theirs else mine - better(theirs)
-
-    differences = {
-        name: summarise_seeds([less(run) for run in runs])
-        for name, runs in methods.items()
-        if all(run["placebos"] for run in runs)
-    }
-    return {PLACEBO: differences} if differences else {}
-
-
-def _chosen(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Return what was chosen with each seed by a method that chooses; nothing of others."""
-    chosen = [run["chosen"] for run in runs if run.get("chosen")]
-    return {"chosen": chosen} if chosen else {}
-
-
-def _candidates(runs: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any]:
-    """Return how each model of the primary alone did on test rows; nothing of other methods."""
-    each = [run.get("candidates") or {} for run in runs]
-    common = [name for name in each[0] if all(name in candidates for candidates in each)]
-    if not common:
-        return {}
-    return {
-        "candidates": {
-            name: summarise_seeds([candidates[name][metric] for candidates in each])
-            for name in common
-        }
-    }
-
-
-def table_rows(figures: Mapping[str, Any], *, narrow: bool = False) -> list[list[str]]:
-    """Return the table for people, its heading first.
-
-    Args:
-        figures: What :func:`summary` returned.
-        narrow: Whether it is for a screen, which has room for a few metrics beside the first,
-            without deviations, and for no reason why a method is left out.
-    """
-    references = list(figures["differences"])
-    first = next(iter(figures["methods"].values()))
-    others = [name for name in first["metrics"] if name != figures["metric"]]
-    if narrow:
-        others = others[:_OTHERS_ON_A_SCREEN]
-    differences = (f"minus {name}" for name in references)
-    rows = [["method", figures["metric"], *differences, *others, "CPU s a run"]]
-    seeds = len(figures["seed_numbers"])
-    for name, method in figures["methods"].items():
-        cells = [name, cell(method)]
-        for reference in references:
-            other = figures["differences"][reference].get(name)
-            cells.append("" if other is None else cell(other, sign="+"))
-        spreads = [method["metrics"][other] for other in others]
-        cells += [cell({**spread, "std": None} if narrow else spread) for spread in spreads]
-        cpu = method["cpu_seconds"]
-        rows.append([*cells, "" if cpu is None else f"{cpu / seeds:.1f}"])
-    empty = [""] * (len(rows[0]) - 2)
-    for name, entry in figures["left_out"].items():
-        rows.append(
-            [name, entry["status"] if narrow else f"{entry['status']}: {entry['reason']}", *empty]
-        )
-    return rows
-
-
-def markdown_table(figures: Mapping[str, Any]) -> str:
-    """Return the table as Markdown."""
-    return markdown(table_rows(figures))
-
-
-def write_comparison(
-    folder: Path, figures: Mapping[str, Any], results: Sequence[Mapping[str, Any]]
-) -> None:
-    """Write ``comparison.json``, ``comparison.csv`` (a row a run) and ``comparison.md``."""
-    rows = [{**result, "method": result["name"]} for result in results]
-    text = csv_of_runs(rows, first=_CSV_FIELDS, splits=("test", "validation"))
-    files.write_text(folder / "comparison.csv", text, for_others=True)
-    files.write_text(folder / "comparison.md", markdown_table(figures), for_others=True)
-    files.write_json(folder / "comparison.json", figures, for_others=True)
-
-
-# Methods side by side in the simulator, on equal rows and seeds; finished runs are kept.
+from securevfl.models.task_metrics import metrics_of
+from securevfl.runtime.run_options import device_named
 
 _DEFAULTS: Final = StudyOptions()
 
 AUTO: Final = "auto"
-"""The method that is, with each seed, the best of the others on validation rows."""
+"""Name of the method that is the best other method on validation rows with each seed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What is compared, where, and on how many seeds."""
+    """Methods to compare on one federation file, and the folder of the runs."""
 
     config: FederationConfig
     """The federation file; its ``[methods]`` may say more of each method."""
@@ -253,19 +46,19 @@ class Comparison:
     is, with each seed, the family among them that is best on validation rows."""
 
     seeds: int
-    """How many; they count up from ``federation.seed``."""
+    """Number of seeds, counting up from ``federation.seed``."""
 
     data_root: Path
-    """Where relative data paths start."""
+    """Folder at which relative data paths start."""
 
     folder: Path
     """Folder of the runs; an interrupted comparison resumes from it."""
 
     device: str = "cpu"
-    """Where models are computed."""
+    """Device of the models: ``"cpu"`` or ``"cuda"``."""
 
     metric: str | None = None
-    """The metric that methods are compared by; None: the one that training goes by."""
+    """Metric to compare by; None: ``training.metric``."""
 
     def __post_init__(self) -> None:
         checks.at_least(1, seeds=self.seeds)
@@ -314,13 +107,13 @@ def compare_methods(
     comparison: Comparison,
     options: StudyOptions = _DEFAULTS,
 ) -> list[dict[str, Any]]:
-    """Train every method with every seed, or take what was trained before.
+    """Train every method with every seed; runs that the folder has are read instead.
 
-    A method that does not fit is skipped, and one that fails is left out; the others go on.
+    A method that does not fit is skipped, and one that fails is left out; the others continue.
 
     Args:
-        comparison: What is compared.
-        options: How runs are trained and reported; default: one after another in this process.
+        comparison: The methods and the folder.
+        options: Number of parallel runs, and callbacks.
 
     Returns:
         One result a run of every method that has all of its runs, in the order of
@@ -335,7 +128,7 @@ def compare_methods(
     Reveals:
         Everything is inside one organisation: a comparison protects nobody's table.
     """
-    options.require_there(comparison.device)
+    device_named(comparison.device)
     tables = tables_for(comparison.config, comparison.trained_methods, comparison.data_root)
     config = _with_outputs(comparison, tables)
     comparison = replace(comparison, config=config)
@@ -346,7 +139,7 @@ def compare_methods(
             out[method] = LeftOut(name=method, status="skipped", reason=reason)
     _require_some(comparison, out)
     fitting = [method for method in comparison.trained_methods if method not in out]
-    if options.elsewhere:
+    if options.in_other_processes:
         # Other processes read the file itself first, and so the family that it names.
         for trained_config in (config, *(method_config(config, method) for method in fitting)):
             require_installed(trained_config.family, by="comparing in other processes")
@@ -391,9 +184,9 @@ def compare_methods(
 def _chosen_by_validation(
     results: Sequence[Mapping[str, Any]], task: LabelTask
 ) -> list[dict[str, Any]]:
-    """Return a result a seed: that of the family which is best on validation rows.
+    """Return the result of the best family on validation rows for each seed.
 
-    What all of them took to train, and what their releases would cost together, is its cost.
+    Its costs are the sums over all families.
     """
     chosen = []
     for seed in dict.fromkeys(result["seed"] for result in results):
@@ -421,10 +214,10 @@ def _chosen_by_validation(
 
 
 def adaptations(comparison: Comparison, *, without: Container[str]) -> dict[str, tuple[str, ...]]:
-    """Return what each method has otherwise than the file says, in words.
+    """Return each method's differences from the file, in words.
 
     Args:
-        comparison: What is compared.
+        comparison: The methods.
         without: Methods that are left out.
     """
     notes_by_method = {
@@ -450,7 +243,7 @@ def _with_outputs(comparison: Comparison, tables: Mapping[str, PartyTable]) -> F
 
 
 def _misfit(config: FederationConfig, method: str, tables: Mapping[str, PartyTable]) -> str | None:
-    """Return why a method can't be trained on this file and these tables, if it can't."""
+    """Return why a method can't be trained on this file and these tables, or None."""
     family = method_family(config.source, method)
     try:
         own = method_config(config, method)

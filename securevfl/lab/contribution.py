@@ -1,43 +1,20 @@
-"""Value of each partner of a finished run: leave one out, and Shapley values.
+"""Value of each partner of a finished run, with the saved model and with a retrained one."""
 
-A game is a function of coalitions, sets of partners: the value of a model with these and no others.
-Everything here is linear in the values of coalitions, and each resample of the test rows gives all
-of them one value; so intervals are paired by rows, however coalitions are combined.
-"""
-
-import hashlib
-import itertools
-import json
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
-import numpy as np
-import safetensors
-import safetensors.torch
-import torch
-from jaxtyping import Float64
-
-from securevfl.config.sections import OWN
 from securevfl.core import checks, files
-from securevfl.core.conventions import stream
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.core.formatting import Summarised
 from securevfl.core.progress import CoalitionsValued, Observer, Pace, Stage, unheard
 from securevfl.data.tables import PartyTable
-from securevfl.federation.base import Base, fit_base
-from securevfl.federation.build import build_primary
-from securevfl.federation.messages import EpochMark
 from securevfl.federation.run_facts import prediction_facts
 from securevfl.federation.run_plan import plan_prediction
-from securevfl.federation.saved_model import SavedModel
-from securevfl.models.alone.choice import Used
-from securevfl.models.alone.margins import MarginModel
-from securevfl.models.fitted_top import FittedTop
-from securevfl.models.task_metrics import LEVEL, TASK_METRICS, Targets, percentile_interval
-from securevfl.models.tasks import TaskHead
+from securevfl.lab.coalition_game import LEAST_PERMUTATIONS, Worth, solve
+from securevfl.lab.retrained_top import Retrained
+from securevfl.models.task_metrics import LEVEL
 from securevfl.runtime.coalitions import (
     NEVER_FEWER,
     BlockReleases,
@@ -45,409 +22,27 @@ from securevfl.runtime.coalitions import (
     answers_in_blocks,
     partners_of,
 )
-from securevfl.runtime.paired_estimates import (
-    Coalition,
-    CoalitionAnswer,
-    Estimate,
-    Figures,
-    draws_of,
-    metric_functions,
-)
 from securevfl.runtime.released_table import COST
 from securevfl.runtime.run_folder import CONTRIBUTION, MEASURED_FORMAT, read_figures
 from securevfl.runtime.run_options import FederationSource
 from securevfl.runtime.simulation import RunResult
 from securevfl.runtime.trained_run import TrainedRun, trained_run
-from securevfl.version import __version__
-
-# A game over coalitions, solved.
-
-LEAST_PERMUTATIONS: Final = 4
-"""Two with their reverses, the fewest that give an error."""
-
-Method = Literal["exact", "sampled"]
-"""Basis of Shapley values: all coalitions, or permutations that were drawn."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Partner:
-    """What one partner adds; positive is better, whichever way the metric counts."""
-
-    leave_one_out: Figures
-    """The value of all partners less the value of all others."""
-    shapley: Figures
-    """The mean, over all orders in which partners may come, of what it adds when it comes."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Worth:
-    """One game, solved."""
-
-    method: Method
-    permutations: int | None
-    """So many were drawn; None where values are exact."""
-    coalitions: int
-    """So many were valued."""
-    partners: Mapping[str, Partner]
-    all: Figures
-    """The metric itself with all partners."""
-    none: Figures
-    """The metric itself of the primary alone."""
-    gain: Figures
-    """The one less the other; positive is better. Shapley values add up to it."""
-    values: Mapping[Coalition, Figures] = field(repr=False)
-    """The metric itself of every coalition that was valued."""
-    used: Mapping[Coalition, Used] = field(repr=False)
-    """Whose predictions they are."""
-
-    def as_json(self) -> dict[str, Any]:
-        """Return it as ``contribution.json`` has it."""
-        return {
-            "method": self.method,
-            "permutations": self.permutations,
-            "coalitions": self.coalitions,
-            "partners": {
-                name: {
-                    "leave_one_out": _as_json(partner.leave_one_out),
-                    "shapley": _as_json(partner.shapley),
-                }
-                for name, partner in self.partners.items()
-            },
-            "all": _as_json(self.all),
-            "none": _as_json(self.none),
-            "gain": _as_json(self.gain),
-            "values": [
-                {
-                    "partners": sorted(coalition),
-                    "used": self.used[coalition],
-                    "metrics": _as_json(figures),
-                }
-                for coalition, figures in self.values.items()
-            ],
-        }
-
-
-def _as_json(figures: Figures) -> dict[str, Any]:
-    return {name: estimate.as_json() for name, estimate in figures.items()}
-
-
-def solve(
-    partners: Sequence[str],
-    value: Callable[[Coalition], CoalitionAnswer],
-    head: TaskHead,
-    targets: Targets,
-    *,
-    exact_up_to: int,
-    permutations: int,
-    seed: int,
-    on_progress: Callable[[int, int], None] = lambda _done, _of: None,
-) -> Worth:
-    """Value coalitions, and share out what they are worth.
-
-    Args:
-        partners: Names, one at least.
-        value: What the primary would use with a coalition; asked once for each.
-        head: The task.
-        targets: The test rows' labels, as metrics take them.
-        exact_up_to: From more partners than these on, permutations are drawn.
-        permutations: How many then, at least :data:`LEAST_PERMUTATIONS`; an odd number counts as
-            the next even one, since each permutation is followed by its reverse.
-        seed: Of permutations and of resamples.
-        on_progress: Told how many coalitions are valued, and how many there will be.
-
-    References:
-        Shapley, A Value for n-Person Games, 1953: the value. Castro, Gomez and Tejada, Polynomial
-        calculation of the Shapley value based on sampling, 2009: permutations. Mitchell et al.,
-        Sampling Permutations for Shapley Value Estimation, JMLR 2022, section 3: reverses.
-    """
-    everybody, nobody = frozenset(partners), Coalition()
-    pairs: list[tuple[tuple[str, ...], ...]] | None = None
-    if len(partners) <= exact_up_to:
-        sizes = range(len(partners) + 1)
-        wanted = [
-            frozenset(members) for n in sizes for members in itertools.combinations(partners, n)
-        ]
-    else:
-        pairs = _pairs_of_orders(partners, permutations, seed)
-        orders = [order for pair in pairs for order in pair]
-        wanted = [nobody, everybody, *(everybody - {partner} for partner in partners)]
-        wanted += [frozenset(order[:n]) for order in orders for n in range(1, len(order))]
-        wanted = list(dict.fromkeys(wanted))
-    valued: dict[Coalition, CoalitionAnswer] = {}
-    for coalition in wanted:
-        valued[coalition] = value(coalition)
-        on_progress(len(valued), len(wanted))
-    measured = _Gains(valued, head, targets, seed=seed)
-    measured_partners = {}
-    for name in partners:
-        if pairs is None:
-            shapley = measured.gain(_exact_shares(name, partners))
-        else:
-            shares = [_mean([_marginal(name, order) for order in pair]) for pair in pairs]
-            shapley = measured.gain(_mean(shares), drawn=shares)
-        left = {everybody: 1.0, everybody - {name}: -1.0}
-        measured_partners[name] = Partner(leave_one_out=measured.gain(left), shapley=shapley)
-    return Worth(
-        method="exact" if pairs is None else "sampled",
-        permutations=None if pairs is None else 2 * len(pairs),
-        coalitions=len(valued),
-        partners=measured_partners,
-        all=measured.of(everybody),
-        none=measured.of(nobody),
-        gain=measured.gain({everybody: 1.0, nobody: -1.0}),
-        values={coalition: measured.of(coalition) for coalition in valued},
-        used={coalition: outcome.used for coalition, outcome in valued.items()},
-    )
-
-
-Shares = Mapping[Coalition, float]
-"""A sum over coalitions: what each one's value is multiplied by."""
-
-
-def _exact_shares(name: str, partners: Sequence[str]) -> Shares:
-    others = [partner for partner in partners if partner != name]
-    shares: dict[Coalition, float] = {}
-    for size in range(len(partners)):
-        # The share of all orders in which these and no others come before.
-        share = 1 / (len(partners) * math.comb(len(others), size))
-        for before in itertools.combinations(others, size):
-            shares[frozenset(before)] = -share
-            shares[frozenset(before) | {name}] = share
-    return shares
-
-
-def _marginal(name: str, order: Sequence[str]) -> Shares:
-    place = order.index(name)
-    return {frozenset(order[: place + 1]): 1.0, frozenset(order[:place]): -1.0}
-
-
-def _mean(several: Sequence[Shares]) -> Shares:
-    total: dict[Coalition, float] = {}
-    for shares in several:
-        for coalition, share in shares.items():
-            total[coalition] = total.get(coalition, 0.0) + share / len(several)
-    return total
-
-
-def _pairs_of_orders(
-    partners: Sequence[str], permutations: int, seed: int
-) -> list[tuple[tuple[str, ...], ...]]:
-    """Return random orders, each with its reverse."""
-    random = stream(seed, "permutations")
-    orders = (tuple(random.permutation(list(partners)).tolist()) for _ in range(permutations))
-    return [(order, order[::-1]) for order in itertools.islice(orders, (permutations + 1) // 2)]
-
-
-class _Gains:
-    """Metrics of every coalition, and what sums over coalitions gain.
-
-    Each resample of the test rows gives all coalitions one value, so intervals of any linear
-    combination are paired by rows.
-    """
-
-    def __init__(
-        self,
-        answers: Mapping[Coalition, CoalitionAnswer],
-        head: TaskHead,
-        targets: Targets,
-        *,
-        seed: int,
-    ) -> None:
-        """Measure all answers.
-
-        Args:
-            answers: By coalition.
-            head: The task.
-            targets: Labels of the test rows, as metrics take them.
-            seed: Of resamples.
-        """
-        self._places = {answer: place for place, answer in enumerate(answers)}
-        measured = [metric_functions(answer, head, targets) for answer in answers.values()]
-        higher = {metric.name: metric.higher_is_better for metric in TASK_METRICS[head.task]}
-        self._signs = {name: 1.0 if higher.get(name) else -1.0 for name in measured[0]}
-        functions = {
-            f"{place} {name}": of
-            for place, of_one in enumerate(measured)
-            for name, of in of_one.items()
-        }
-        once = np.ones((1, len(targets)))
-        self._values = self._table({name: of(once) for name, of in functions.items()})
-        self._draws = self._table(draws_of(functions, head, rows=len(targets), seed=seed))
-
-    def _table(
-        self, samples: Mapping[str, Float64[np.ndarray, " draws"]]
-    ) -> dict[str, Float64[np.ndarray, "coalitions draws"]]:
-        return {
-            name: np.stack([samples[f"{place} {name}"] for place in self._places.values()])
-            for name in self._signs
-        }
-
-    def of(self, coalition: Coalition) -> Figures:
-        """Return the metrics of a coalition with intervals."""
-        place = self._places[coalition]
-        return {
-            name: Estimate(
-                value=float(self._values[name][place, 0]),
-                interval=percentile_interval(self._draws[name][place]),
-            )
-            for name in self._signs
-        }
-
-    def gain(self, shares: Shares, *, drawn: Sequence[Shares] = ()) -> Figures:
-        """Return a sum over coalitions, turned so that positive is better.
-
-        Args:
-            shares: The sum.
-            drawn: Independent sums of which it is the mean, if they were drawn.
-        """
-        gains = {}
-        for name, sign in self._signs.items():
-            values, draws = sign * self._values[name], sign * self._draws[name]
-            error = None
-            if drawn:
-                several = [float(self._sum(values, draw)[0]) for draw in drawn]
-                error = float(np.std(several, ddof=1)) / math.sqrt(len(several))
-            gains[name] = Estimate(
-                value=float(self._sum(values, shares)[0]),
-                interval=percentile_interval(self._sum(draws, shares)),
-                standard_error=error,
-            )
-        return gains
-
-    def _sum(
-        self, values: Float64[np.ndarray, "coalitions draws"], shares: Shares
-    ) -> Float64[np.ndarray, " draws"]:
-        places = [self._places[coalition] for coalition in shares]
-        return np.array(list(shares.values())) @ values[places]
-
-
-# The top model trained again on the others' released numbers.
-
-CACHE: Final = "contribution"
-"""Subfolder of the primary's folder with the outputs of retrained models, so that an interrupted
-measurement can be continued."""
-
-
-class Retrained:
-    """Answers of top models that are trained again on the released rows of a coalition.
-
-    All else is as in the run: its seed, rows, settings, base, and the rule of who answers. With all
-    partners that is the run itself.
-    """
-
-    def __init__(self, source: BlockReleases, folder: Path) -> None:
-        """Fit the base again, if there is one.
-
-        Args:
-            source: The run.
-            folder: The primary's own, of the run. What is trained is kept there.
-        """
-        self._source = source
-        self._kept = _KeptOutputs(folder / CACHE, source.model)
-        self._base = None
-        part = source.alone.part
-        if part.base is not None:
-            # A named one is fitted by its name again.
-            named = source.config.base.estimator != OWN
-            fitted = part.base if isinstance(part.base, MarginModel) else None
-            own = None if named or fitted is None else fitted.estimator
-            self._base = fit_base(source.config, source.table, source.data, own)
-
-    def __call__(self, coalition: Coalition) -> CoalitionAnswer:
-        """Return the answer with these partners alone, trained now or earlier."""
-        if not coalition or coalition == self._source.everybody:
-            return self._source.answer(coalition)
-        answer = self._kept.read(coalition)
-        if answer is None:
-            answer = self._train(coalition, self._base)
-            self._kept.write(coalition, answer)
-        return answer
-
-    def _train(self, coalition: Coalition, base: Base | None) -> CoalitionAnswer:
-        source = self._source
-        top, own = source.top.top, None
-        if isinstance(top, FittedTop) and top.model is not None:
-            named = source.config.top is not None and source.config.top.name != OWN
-            own = None if named else top.model.estimator
-        primary = build_primary(
-            source.plan,
-            source.table,
-            source.data,
-            source.exchange(coalition),
-            observe=unheard,
-            estimator=own,
-        )
-        if base is not None:
-            primary.take_base(base.margins)
-        primary.train(after_epoch=_nothing)
-        primary.restore_best()
-        if base is not None:
-            decision = primary.decide(source.alone.margins, base_is_alone=base.alone is not None)
-            if decision.used == "alone":
-                return source.alone.test
-        outputs = primary.predict(source.data.split.test, "test")
-        return source.alone.answer(outputs, primary.threshold, "joint")
-
-
-class _KeptOutputs:
-    """What was trained again, a file for each set of partners; a damaged one is trained anew."""
-
-    def __init__(self, folder: Path, model: SavedModel) -> None:
-        self._folder = folder
-        self._of = [model.run, model.digest, __version__]
-
-    def read(self, coalition: Coalition) -> CoalitionAnswer | None:
-        """Return what was kept, None if there is nothing."""
-        try:
-            state = safetensors.torch.load(self._path(coalition).read_bytes())
-            return CoalitionAnswer(
-                outputs=state["outputs"].numpy(),
-                threshold=float(state["threshold"]),
-                used="joint" if bool(state["joint"]) else "alone",
-            )
-        except (OSError, KeyError, ValueError, safetensors.SafetensorError):
-            return None
-
-    def write(self, coalition: Coalition, answer: CoalitionAnswer) -> None:
-        """Keep it, for this user alone.
-
-        Raises:
-            StorageError: If the disk takes no more.
-        """
-        state = {
-            "outputs": torch.from_numpy(np.ascontiguousarray(answer.outputs)),
-            "threshold": torch.tensor(answer.threshold, dtype=torch.float64),
-            "joint": torch.tensor(answer.used == "joint"),
-        }
-        files.write_bytes(self._path(coalition), safetensors.torch.save(state))
-
-    def _path(self, coalition: Coalition) -> Path:
-        text = json.dumps([*self._of, sorted(coalition)])
-        digest = hashlib.sha256(text.encode()).hexdigest()
-        return self._folder / f"{digest[:32]}.safetensors"
-
-
-def _nothing(_mark: EpochMark) -> None:
-    """Keep no checkpoint: a set of partners is trained from its beginning."""
-
-
-# The contribution of every partner of a run.
 
 PERMUTATIONS: Final = 32
-"""Drawn where there are too many partners for exact Shapley values."""
+"""Number of drawn permutations if there are too many partners for exact Shapley values."""
 
 EXACT_TRAINED: Final = 5
-"""Up to so many partners all sets of them are trained again: 30 trainings for five."""
+"""Largest number of partners for which all coalitions are trained again: 30 trainings for five."""
 
 EXACT_KEPT: Final = 10
-"""Up to so many partners the kept model is asked for all sets of them."""
+"""Largest number of partners for which the saved model answers all coalitions."""
 
 _NOT_SENT: Final = "nothing: the run promises nothing, and all of it is computed in this process"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Contribution(Summarised):
-    """What each partner of a run adds to its model."""
+    """Value of each partner of a run for its model."""
 
     run: str
     """The run's id."""
@@ -461,21 +56,20 @@ class Contribution(Summarised):
     threshold: float
     """Decision threshold of the primary alone, for a binary task."""
     gone: Worth
-    """If it is gone tomorrow: the kept model answers without it."""
+    """Values if a partner is absent: the saved model answers without it."""
     again: Worth | None
-    """If it leaves, and the model is trained again without it; None where that would take another
-    run."""
+    """Values if a partner leaves and the model is trained again; None if that needs another run."""
     cost: str
     """Cost of measuring this, in words."""
     notes: tuple[str, ...]
     """Notes that a reader must know."""
 
     def summary(self) -> tuple[str, dict[str, str]]:
-        """Return what was measured on how many rows; the figures are in :meth:`as_json`."""
+        """Return the metric, the number of rows and the cost."""
         return f"{self.metric} on {self.rows:,} test rows", {"cost": self.cost}
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as ``contribution.json`` has it."""
+        """Return the content of ``contribution.json``."""
         return {
             "run": self.run,
             "metric": self.metric,
@@ -502,7 +96,7 @@ def contribution(
     device: str = "cpu",
     observe: Observer = unheard,
 ) -> Contribution:
-    """Measure what each secondary adds to the model of a finished run, on its test rows.
+    """Measure each secondary's value for the model of a finished run, on its test rows.
 
     Two questions have two answers. *Gone tomorrow*: the model that was kept answers without the
     secondary. *Trained again*: the secondary leaves, and the top model is trained again on the
@@ -516,16 +110,16 @@ def contribution(
     ``contribution.json`` in the run folder.
 
     Args:
-        run: The run folder, or what :func:`securevfl.simulate` returned.
+        run: The run folder, or the result of :func:`securevfl.simulate`.
         permutations: Orders that Shapley values are taken over, where there are more than
             :data:`EXACT_TRAINED` partners (:data:`EXACT_KEPT` for the kept model).
-        seed: Of permutations and resamples; None: the run's.
+        seed: Seed of permutations and resamples; None: the run's.
         federation: The federation file; default: that of the run.
         parties: The parties' tables, of a run that was simulated on tables in memory; others are
             read again.
-        data_root: Where relative data paths start; default: the current folder.
+        data_root: Folder at which relative data paths start; default: the current folder.
         device: ``"cpu"`` or ``"cuda"``.
-        observe: Hears of progress.
+        observe: Receives progress events.
 
     Raises:
         ConfigError: If the folder is not that of a finished run, or it would take another run.
@@ -533,7 +127,7 @@ def contribution(
         PrivacyError: If it would take further releases, or the primary's ledger was altered.
 
     Reveals:
-        Nothing: nobody is asked, and no ledger is charged.
+        Nothing: no party receives a request, and no ledger is charged.
 
     References:
         Ghorbani and Zou, Data Shapley, ICML 2019: a model's metric as the game. Wang et al.,

@@ -1,4 +1,4 @@
-"""Data sets for experiments: built-in tables, and one table split between parties."""
+"""Data sets for experiments: tables by name, and splits of one table between parties."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -22,8 +22,6 @@ from securevfl.data.party_tables import ColumnRoles, read_table
 from securevfl.data.tables import Labels, PartyTable
 from securevfl.lab.uneven import by_correlation, by_importance
 
-# Split one table between parties, by the papers' protocols, with the true match kept apart.
-
 
 def split_table(
     X: npt.ArrayLike,
@@ -40,10 +38,10 @@ def split_table(
 ) -> list[PartyTable]:
     """Split a table by FeT's protocol for multi-party fuzzy data.
 
-    Features are dealt out at random and equally, or as ``by`` says. The primary's features are
-    reduced to ``key_dim`` dimensions by PCA, and each dimension is brought to mean 0 and standard
-    deviation 1: these are the universal keys. Each party, the primary too, gets them plus its own
-    N(0, key_noise^2). Every secondary stores its rows in an order of its own.
+    Features are divided equally at random, or as ``by`` says. The primary's features are reduced to
+    ``key_dim`` dimensions by PCA, and each dimension is brought to mean 0 and standard deviation 1:
+    these are the universal keys. Each party, also the primary, gets them with independent noise
+    N(0, key_noise^2). Every secondary's rows have another random order.
 
     Args:
         X: Features, one row a record, finite.
@@ -51,8 +49,8 @@ def split_table(
         parties: The primary and at least one secondary.
         key_dim: Dimensions of the keys, at most the primary's number of features.
         key_noise: Standard deviation of the noise, in standard deviations of a key dimension.
-        seed: Everything random here follows from it.
-        task: What the label is.
+        seed: Seed of all random choices here.
+        task: Kind of label.
         names: One name a party; default ``primary``, ``secondary-1``, ...
         by: ``random``; ``importance`` gives each party a random share of the features, and the
             primary at least ``key_dim``; ``correlation`` gives all as many, more or less correlated
@@ -180,7 +178,7 @@ def split_views(
     seed: int = 0,
     task: Task = "multiclass",
 ) -> list[PartyTable]:
-    """Give each named party the columns it is said to have, the first being the primary.
+    """Split a table by given columns of each party; the first party is the primary.
 
     Keys are made as in :func:`split_table`, which this generalises to data whose columns come from
     different sources already (the six measurements of ``mfeat``, the halves of an image).
@@ -278,8 +276,6 @@ def _deal(
     return tables
 
 
-# Real tables by name: those that come with scikit-learn, and folders of ``SECUREVFL_DATA``.
-
 _MOST_UNPACKED: Final = 8 * 2**30
 """Bytes of the arrays of a ``NAME.npz``."""
 
@@ -360,7 +356,7 @@ def load_folder(name: str) -> list[PartyTable]:
 
     Raises:
         ConfigError: If ``SECUREVFL_DATA`` is not set, or there is no such table in it.
-        DataError: If a file is not what it should be.
+        DataError: If a file can't be read.
     """
     folder = _require_folder(name)
     if name not in _FOLDER_TASKS:
@@ -389,7 +385,7 @@ def load_full(name: str) -> FullTable:
 
     Raises:
         ConfigError: If ``SECUREVFL_DATA`` is not set, or there is no such table in it.
-        DataError: If a file is not what it should be.
+        DataError: If a file can't be read.
     """
     folder = _require_folder(name)
     if name not in _FULL_TABLES:

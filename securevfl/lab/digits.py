@@ -1,4 +1,4 @@
-"""The demo's federation: real handwritten digits, split between five parties by FeT's protocol."""
+"""Federation of the demo: handwritten digits, split between five parties by FeT's protocol."""
 
 import tempfile
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.simulation import simulate_federation
 
 PARTIES = ("clinic", "lab-a", "lab-b", "lab-c", "lab-d")
-"""The primary, then the secondaries."""
+"""Names of the primary and the secondaries."""
 
 
 def digits_tables(*, seed: int) -> list[PartyTable]:

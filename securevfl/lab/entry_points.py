@@ -1,4 +1,4 @@
-"""Where linkage alone, comparisons and sweeps start, from Python and the command line alike."""
+"""Entry points of linkage alone, comparisons and sweeps, for Python and the command line."""
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,21 +9,15 @@ from typing import Any, Final
 
 from securevfl.core import files
 from securevfl.core.progress import Observer
-from securevfl.lab.comparison import (
-    Comparison,
-    adaptations,
-    compare_methods,
-    summary,
-    write_comparison,
-)
+from securevfl.lab.comparison import Comparison, adaptations, compare_methods
+from securevfl.lab.comparison_table import summary, write_comparison
 from securevfl.lab.links_alone import LinkStudy, study_links
 from securevfl.lab.one_run import LeftOut
-from securevfl.lab.search import search as search_settings
 from securevfl.lab.study import StudyOptions
 from securevfl.lab.sweep import Sweep, train_grid
 from securevfl.lab.sweep_settings import setting_of
-from securevfl.lab.sweep_table import search_summary, write_search, write_sweep
 from securevfl.lab.sweep_table import summary as grid_summary
+from securevfl.lab.sweep_table import write_sweep
 from securevfl.runtime.run_options import FederationSource, resolve_federation
 
 _DEFAULTS: Final = StudyOptions()
@@ -37,17 +31,15 @@ def link(
     estimate: bool = False,
     observe: Observer = lambda _event: None,
 ) -> LinkStudy:
-    """Link the tables of a federation in this process, and measure how good the links are.
+    """Link the tables of a federation in this process, and measure the quality of the links.
 
     Args:
-        federation: The path of a federation file, or what :func:`securevfl.read_federation`
-            returned.
-        out: Folder for every party's lists, which a later call finds there; default: a temporary
-            one that is removed.
-        data_root: Where relative data paths start; default: next to the file, and the current
-            folder if there is no file.
+        federation: Path of a federation file, or result of :func:`securevfl.read_federation`.
+        out: Folder for every party's lists, which later calls reuse; default: a temporary one.
+        data_root: Folder at which relative data paths start; default: that of the file, or the
+            current one.
         estimate: Whether FedSim's Delta over simpler linkage is estimated too.
-        observe: Hears of progress.
+        observe: Receives progress events.
 
     Returns:
         Figures by secondary, never a row or a record, and the curves of similarities.
@@ -57,7 +49,7 @@ def link(
         DataError: If a table can't be linked.
 
     Reveals:
-        Nothing leaves the process, which holds everybody's table.
+        Nothing leaves the process, which holds all tables.
     """
     config, root = resolve_federation(federation, data_root, only_linkage=True)
     with _kept_or_temporary(out) as folder:
@@ -76,36 +68,33 @@ def compare(
     data_root: Path | None = None,
     options: StudyOptions = _DEFAULTS,
 ) -> dict[str, Any]:
-    """Train methods side by side in the simulator, and return how they compare.
+    """Compare methods in the simulator on equal rows and seeds.
 
     Args:
-        federation: The path of a federation file, or what :func:`securevfl.read_federation`
-            returned.
+        federation: Path of a federation file, or result of :func:`securevfl.read_federation`.
         methods: Families; ``alone``, ``solo``, ``boosting``, ``boosting-links``, ``combine``,
             ``boosting-combine``; names of the file's ``[methods.NAME]`` tables; and
             ``auto``, with each seed the family among them that is best on validation rows.
-        seeds: How many run seeds, counting up from the file's.
-        out: Folder that gets the table and a folder a run, and where a comparison that was cut off
-            goes on; default: a temporary one that is removed.
-        metric: Which of the task's metrics the methods are compared by; nothing is trained again
-            for another one. Default: the one that training goes by, ``training.metric``.
+        seeds: Number of run seeds, counting up from the file's.
+        out: Folder for the table and the runs, from which a later call continues; default: a
+            temporary one.
+        metric: Metric to compare by; another one needs no training. Default: ``training.metric``.
         device: ``"cpu"`` or ``"cuda"``.
-        data_root: Where relative data paths start; default: next to the file, and the current
-            folder if there is no file.
-        options: How runs are trained and reported: so many at a time, on a Ray cluster; default:
-            one after another in this process.
+        data_root: Folder at which relative data paths start; default: that of the file, or the
+            current one.
+        options: Number of parallel runs, and callbacks.
 
     Returns:
-        What ``comparison.json`` holds; see :func:`securevfl.lab.comparison.summary`.
+        Content of ``comparison.json``; see :func:`securevfl.lab.comparison_table.summary`.
 
     Raises:
         ConfigError: If a setting is impossible, ``out`` holds runs of other settings, or no method
             fits.
-        DataError: If a table is not what it should be.
+        DataError: If a table can't be read.
         SecureVflError: If every method that fits has failed.
 
     Reveals:
-        Everything is inside one organisation: a comparison protects nobody's table.
+        Everything is inside one organisation: a comparison protects no party's table.
     """
     config, root = resolve_federation(federation, data_root)
     with _kept_or_temporary(out) as folder:
@@ -125,14 +114,14 @@ def compare(
 
 
 def compare_and_write(comparison: Comparison, options: StudyOptions) -> dict[str, Any]:
-    """Train what is compared, and write ``comparison.json``, ``.csv`` and ``.md``.
+    """Compare methods, and write ``comparison.json``, ``.csv`` and ``.md``.
 
     Args:
-        comparison: What is compared, and where.
-        options: How runs are trained and reported.
+        comparison: The methods and the folder.
+        options: Number of parallel runs, and callbacks.
 
     Returns:
-        What ``comparison.json`` holds.
+        Content of ``comparison.json``.
 
     Raises:
         SecureVflError: As :func:`compare_methods`.
@@ -162,45 +151,37 @@ def sweep(
     federation: FederationSource,
     settings: Mapping[str, str | Sequence[Any]],
     *,
-    search: int | None = None,
     out: Path | None = None,
     metric: str | None = None,
     device: str = "cpu",
     data_root: Path | None = None,
     options: StudyOptions = _DEFAULTS,
 ) -> dict[str, Any]:
-    """Train one federation file under many settings in the simulator, and return how they compare.
+    """Compare settings of one federation file in the simulator.
 
     Args:
-        federation: The path of a federation file, or what :func:`securevfl.read_federation`
-            returned.
+        federation: Path of a federation file, or result of :func:`securevfl.read_federation`.
         settings: Values by ``table.field``, or by ``seed``: a list, or a text such as
-            ``"1,10,50"``, ``"0..4"``, and for a search ``"16..256"`` or ``"log:1e-4..1e-1"``.
-        search: None trains every combination; a number lets Optuna choose so many of them, by
-            validation rows alone.
-        out: Folder that gets the table and a folder a run, and where a sweep that was cut off goes
-            on; default: a temporary one that is removed.
-        metric: Which of the task's metrics settings are compared by. Default: the one that training
-            goes by, ``training.metric``.
+            ``"1,10,50"`` or ``"0..4"``.
+        out: Folder for the table and the runs, from which a later call continues; default: a
+            temporary one.
+        metric: Metric to compare by; default: ``training.metric``.
         device: ``"cpu"`` or ``"cuda"``.
-        data_root: Where relative data paths start; default: next to the file, and the current
-            folder if there is no file.
-        options: How runs are trained and reported: so many at a time, on a Ray cluster; default:
-            one after another in this process.
+        data_root: Folder at which relative data paths start; default: that of the file, or the
+            current one.
+        options: Number of parallel runs, and callbacks.
 
     Returns:
-        What ``sweep.json`` holds, or ``search.json``; see
-        :func:`securevfl.lab.sweep_table.summary` and
-        :func:`securevfl.lab.sweep_table.search_summary`.
+        Contents of ``sweep.json``; see :func:`securevfl.lab.sweep_table.summary`.
 
     Raises:
         ConfigError: If a setting is impossible, or ``out`` holds runs of other settings.
-        DataError: If a table is not what it should be.
+        DataError: If a table can't be read.
         PrivacyError: If the privacy settings of a point contradict one another.
         SecureVflError: If every point has failed.
 
     Reveals:
-        Everything is inside one organisation: a sweep protects nobody's table.
+        Everything is inside one organisation: a sweep protects no party's table.
     """
     config, root = resolve_federation(federation, data_root)
     tried = tuple(setting_of(name, values) for name, values in settings.items())
@@ -208,36 +189,29 @@ def sweep(
         asked = Sweep(
             config=config, tried=tried, data_root=root, folder=folder, device=device, metric=metric
         )
-        figures = sweep_and_write(asked, options, trials=search)
+        figures = sweep_and_write(asked, options)
         if out is None:
             del figures["folder"]
         return figures
 
 
-def sweep_and_write(asked: Sweep, options: StudyOptions, *, trials: int | None) -> dict[str, Any]:
-    """Train what is asked, and write ``sweep.json``, ``.csv`` and ``.md``, or ``search``'s.
+def sweep_and_write(sweep: Sweep, options: StudyOptions) -> dict[str, Any]:
+    """Train a sweep, and write ``sweep.json``, ``.csv`` and ``.md``.
 
     Args:
-        asked: What is tried, and where.
-        options: How runs are trained and reported.
-        trials: None trains every combination; a number searches with so many trials.
+        sweep: The settings to try, and the folder.
+        options: Number of parallel runs, and callbacks.
 
     Returns:
-        What the JSON file holds.
+        Contents of ``sweep.json``.
 
     Raises:
-        SecureVflError: As :func:`sweep`.
+        SecureVflError: As :func:`securevfl.lab.sweep.train_grid`.
     """
-    if trials is None:
-        results, out = train_grid(asked, options)
-        figures = grid_summary(asked, results, left_out=out)
-        figures["folder"] = str(asked.folder)
-        write_sweep(asked.folder, figures, results)
-        return figures
-    search = search_settings(asked, options, trials=trials)
-    figures = search_summary(asked, search)
-    figures["folder"] = str(asked.folder)
-    write_search(asked.folder, figures, search)
+    results, failed = train_grid(sweep, options)
+    figures = grid_summary(sweep, results, left_out=failed)
+    figures["folder"] = str(sweep.folder)
+    write_sweep(sweep.folder, figures, results)
     return figures
 
 

@@ -40,7 +40,7 @@ _KEPT: Final = (
     "best_epoch",
     "placebos",
 )
-"""Names of a simulated run's figures that stand in its result, as in every method's."""
+"""Names of a simulated run's figures that its result keeps."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +60,7 @@ class Run:
 
 
 def method_config(config: FederationConfig, name: str) -> FederationConfig:
-    """Return the federation as one method of a comparison trains it.
+    """Return the federation of one method of a comparison.
 
     Raises:
         ConfigError: If there is no such method, its ``[methods.NAME]`` table is wrong, or it does
@@ -77,7 +77,7 @@ def method_config(config: FederationConfig, name: str) -> FederationConfig:
 
 
 def method_adaptations(config: FederationConfig, name: str) -> tuple[str, ...]:
-    """Return what one method of a comparison has otherwise than the file says, in words.
+    """Return a method's differences from the file, in words.
 
     Raises:
         ConfigError: If there is no such method, or its ``[methods.NAME]`` table is wrong.
@@ -87,13 +87,13 @@ def method_adaptations(config: FederationConfig, name: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """What all runs of one name train; a run adds its seed."""
+    """Federation or method of all runs of one name; a run adds its seed."""
 
     source: Mapping[str, Any]
     """The parsed federation file."""
 
     method: str | None
-    """A method as a comparison knows it; None trains what the file says."""
+    """Name of a comparison's method; None trains the file itself."""
 
     def config(self) -> FederationConfig:
         """Return the federation that is trained.
@@ -106,20 +106,20 @@ class Recipe:
 
     @property
     def family(self) -> str:
-        """The family that is trained, or which method in one place."""
+        """Name of the trained family, or of the method on pooled tables."""
         if self.method is not None:
             return method_family(self.source, self.method)
         return self.config().family.name
 
     @property
     def in_one_place(self) -> bool:
-        """Whether no federation is trained."""
+        """Whether the method trains on pooled tables."""
         return self.method is not None and self.family in IN_ONE_PLACE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """A run that is still to be trained, with all that it needs but the tables."""
+    """Run to train, without its tables."""
 
     run: Run
     """Run to train."""
@@ -128,13 +128,13 @@ class Task:
     """Recipe of the run."""
 
     digest: str
-    """Digest of all that its result depends on: settings and tables."""
+    """Digest of the settings and tables that the result depends on."""
 
     tables: str
-    """Digest of the tables that it is handed."""
+    """Digest of its tables."""
 
     data_root: Path = Path()
-    """Folder of what the federation file names by a path: an earlier pretraining."""
+    """Folder at which the path of an earlier pretraining starts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,17 +154,17 @@ class LeftOut:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunFailure:
-    """Why a run has no result."""
+    """Reason for a run without a result."""
 
     reason: str
     """Reason, for people to read."""
 
     trace: str | None = None
-    """Where it is no error of ours, and so a defect here or in another package: its trace."""
+    """Traceback of an unexpected exception; None for an error of securevfl."""
 
 
 def run_config(recipe: Recipe, run: Run) -> FederationConfig:
-    """Return the federation that a run trains.
+    """Return the federation of a run, with its seed.
 
     Raises:
         ConfigError: If there is no such method.
@@ -177,7 +177,7 @@ def run_config(recipe: Recipe, run: Run) -> FederationConfig:
 
 
 def run_digest(recipe: Recipe, run: Run, *, tables_digest: str) -> str:
-    """Return a digest of all that a run's result depends on, this version of securevfl among it."""
+    """Return a digest of a run's settings and tables, and of this version of securevfl."""
     own = run_config(recipe, run)
     # With defaults filled in: where a newer version has others, the same file means another run.
     written_settings = {
@@ -196,7 +196,7 @@ def run_digest(recipe: Recipe, run: Run, *, tables_digest: str) -> str:
 
 
 def finished_run(study: Path, run: Run, *, digest: str) -> dict[str, Any] | None:
-    """Return what a finished run found, or None if it is still to be done.
+    """Return a finished run's result, or None if there is none.
 
     Raises:
         ConfigError: If it was trained under other settings or defaults, on other tables or by
@@ -234,7 +234,7 @@ def attempt(
     """Train a run as :func:`train_run` does, and return errors instead of raising them.
 
     Reveals:
-        Everything is in one process: a study protects nobody's table.
+        Everything is in one process: a study protects no party's table.
     """
     try:
         with interrupts.unwrap_interrupts():
@@ -257,20 +257,20 @@ def train_run(
     device: torch.device,
     observe: Observer,
 ) -> dict[str, Any]:
-    """Train, and write ``result.json`` as the last thing.
+    """Train a run, and write ``result.json`` at its end.
 
     Args:
-        task: What to train.
+        task: The run.
         tables: Every party's table.
         study: The study's folder.
-        device: Where models are computed.
-        observe: Hears of progress.
+        device: Device of the models.
+        observe: Receives progress events.
 
     Raises:
         SecureVflError: As the run itself.
 
     Reveals:
-        Everything is in one process: a study protects nobody's table.
+        Everything is in one process: a study protects no party's table.
     """
     run, recipe = task.run, task.recipe
     own = run_config(recipe, run)
@@ -327,12 +327,12 @@ def train_run(
 
 
 _bases: Final[dict[str, Base]] = {}
-"""The base of this process's last run, by what it was fitted to: most of a short run's time is its
-base's, and all methods of a seed begin at the same one."""
+"""Base of this process's last run, by a digest of its input. Fitting it takes most of a short run,
+and all methods of a seed share it."""
 
 
 def _base_key(own: FederationConfig, tables: str) -> str:
-    """Return what a run's base follows from: tables, split, seed, and who has the labels."""
+    """Return a key of a run's base: tables, split, seed, and the party with the labels."""
     sections = {name: own.source.get(name) for name in ("federation", "training", "base", "party")}
     return f"{tables} {json.dumps(sections, sort_keys=True, default=str)}"
 
@@ -348,16 +348,16 @@ def _simulate(
     observe: Observer,
     placebo: bool,
 ) -> tuple[dict[str, Any], bool, Base | None]:
-    """Return a simulated run's figures, whether it was done in one go, and its base.
+    """Return a simulated run's figures, whether it was uninterrupted, and its base.
 
     Args:
-        own: What is trained.
+        own: The run's federation.
         tables: Every party's table.
-        folder: The run's.
-        base: Of an earlier run that fitted the same.
-        data_root: Where an earlier pretraining is found.
-        device: Where models are computed.
-        observe: Hears of progress.
+        folder: Folder of the run.
+        base: Base of an earlier run with the same key.
+        data_root: Folder of an earlier pretraining.
+        device: Device of the models.
+        observe: Receives progress events.
         placebo: Whether a placebo is trained too.
     """
     options = RunOptions(run_folder=folder, data_root=data_root, device=device, observe=observe)

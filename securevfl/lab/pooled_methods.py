@@ -1,10 +1,10 @@
-"""Methods of a comparison that train in one place."""
+"""Methods of a comparison that train on pooled tables."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -32,11 +32,10 @@ from securevfl.models.tasks import HALF, Metrics, TaskHead
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MethodFigures:
-    """The results of one method."""
+    """Results of one method."""
 
     train: float
-    """Like the next two, the metric that training goes by; NaN where training rows, as those of a
-    fold, lack a class that it needs."""
+    """Metric of training on training rows; NaN if they lack a class that it needs."""
     validation: float
     test: float
     validation_metrics: Metrics
@@ -45,7 +44,7 @@ class MethodFigures:
     epochs: int
     """Epochs, or rounds of boosting, that were run."""
     best_epoch: int
-    """The epoch whose model is measured."""
+    """Epoch of the measured model."""
     chosen: str | None = None
     """Name of the primary's chosen local model; None for other methods."""
     candidates: Mapping[str, Metrics] | None = None
@@ -55,7 +54,7 @@ class MethodFigures:
 def solo_inputs(
     features: Float[Tensor, "rows features"], keys: Float[Tensor, "rows dimension"] | None
 ) -> Float[Tensor, "rows inputs"]:
-    """Return what the primary has without any partner; ``keys`` is None where no model has them."""
+    """Return the primary's own inputs; ``keys`` is None if they are no inputs."""
     if keys is None:
         return features
     return torch.cat([features, keys.to(features.dtype)], dim=1)
@@ -69,7 +68,7 @@ def combined_inputs(
     """Join the true match of every row at every secondary to the primary's own inputs.
 
     Args:
-        primary: What :func:`solo_inputs` returns.
+        primary: Result of :func:`solo_inputs`.
         secondaries: Each secondary's features, its own rows in its own order.
         matches: For each secondary, the number of the record that truly belongs to each row.
 
@@ -279,15 +278,15 @@ class BoostingResult:
     """Metrics of the chosen number of trees."""
 
     train: float
-    """Like the next two, the metric that training goes by: of the training rows."""
+    """Metric of training on training rows."""
 
-    validation: float | None
-    """None where no rows chose it."""
+    validation: float
+    """NaN if there are no validation rows."""
 
     test: float
 
-    validation_metrics: Metrics | None
-    """All metrics of the task, like the next ones; None where no rows chose it."""
+    validation_metrics: Metrics
+    """All metrics of the task on validation rows; empty if there are none."""
 
     test_metrics: Metrics
 
@@ -364,7 +363,7 @@ def fit_boosting(
             value = head.metric(outputs, true, threshold=cut)
             if head.is_better(value, best):
                 model, best, rounds, threshold = candidate, value, number, cut
-    validated = None
+    validated: Metrics = {}
     if len(validation):
         validated = head.metrics(
             of_round(validation, rounds), known[validation.cpu()], threshold=threshold
@@ -373,7 +372,7 @@ def fit_boosting(
     tested = head.metrics(outputs, known[test.cpu()], threshold=threshold)
     return BoostingResult(
         train=head.metric(of_round(train, rounds), known[train.cpu()], threshold=threshold),
-        validation=None if validated is None else head.headline(validated),
+        validation=head.headline(validated) if validated else math.nan,
         test=head.headline(tested),
         validation_metrics=validated,
         test_metrics=tested,
@@ -425,18 +424,6 @@ def _outputs_by_round(
         yield outputs
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Joined:
-    """Everything that a method in one place may read."""
-
-    config: FederationConfig
-    data: PrimaryData
-    head: TaskHead
-    primary: PartyTable
-    secondaries: Sequence[PartyTable]
-    features: Sequence[Float[Tensor, "records _"]]
-
-
 def train_in_one_place(
     config: FederationConfig,
     tables: Mapping[str, PartyTable],
@@ -444,14 +431,14 @@ def train_in_one_place(
     settings: Settings,
     device: torch.device,
 ) -> tuple[MethodFigures, TaskHead]:
-    """Train a method that needs no federation, on the rows that a federation would have.
+    """Train a method on pooled tables, on the rows that a federation would have.
 
     Args:
         config: The federation file, with the method's own settings.
         tables: The primary's table; and for methods that join, every party's, with the truth.
         family: One of :data:`securevfl.lab.methods.IN_ONE_PLACE`.
-        settings: How it is trained.
-        device: Where to compute.
+        settings: Settings of the method.
+        device: Device of the models.
 
     Raises:
         DataError: If a table has no truth, or some row has no match.
@@ -467,57 +454,35 @@ def train_in_one_place(
         return _alone(config, primary, data, settings), head
     if family == "solo":
         assert isinstance(settings, BaselineConfig)
-        solo = train_solo(config, data, settings=settings)
-        return solo.figures, head
-    if family == "boosting":
+        return train_solo(config, data, settings=settings).figures, head
+    if family in ("boosting", "boosting-links"):
         assert isinstance(settings, BoostingConfig)
         # All that the primary has, keys too, whatever joint models read: its usual model.
-        own = solo_inputs(data.features, places_of(primary, data.keys))
-        return _train_boosting(config, data, own, settings), head
-    if family == "boosting-links":
-        assert isinstance(settings, BoostingConfig)
-        own = solo_inputs(data.features, places_of(primary, data.keys))
-        parts = [
-            _linked_inputs(link(keys_of(spec.keys, tables[party.name])), tables[party.name])
-            for party in config.secondaries
-        ]
-        inputs = torch.cat([own, *(part.to(own) for part in parts)], dim=1)
+        inputs = solo_inputs(data.features, places_of(primary, data.keys))
+        if family == "boosting-links":
+            parts = [
+                _linked_inputs(link(keys_of(spec.keys, tables[party.name])), tables[party.name])
+                for party in config.secondaries
+            ]
+            inputs = torch.cat([inputs, *(part.to(inputs) for part in parts)], dim=1)
         return _train_boosting(config, data, inputs, settings), head
-    joined = _Joined(
-        config=config,
-        data=data,
-        head=head,
-        primary=primary,
-        secondaries=[tables[party.name] for party in config.secondaries],
-        features=[
+    joined: dict[str, Any] = {
+        "primary": primary,
+        "secondaries": [tables[party.name] for party in config.secondaries],
+        "features": [
             torch.from_numpy(features_of(party, tables[party.name])).to(device)
             for party in config.secondaries
         ],
-    )
+    }
     if isinstance(settings, BoostingConfig):
-        inputs = joined_inputs(
-            config,
-            data,
-            primary=primary,
-            secondaries=joined.secondaries,
-            features=joined.features,
-        )
-        return _train_boosting(config, data, inputs, settings), head
-    combined = train_combined(
-        config,
-        data,
-        primary=primary,
-        secondaries=joined.secondaries,
-        features=joined.features,
-        settings=settings,
-    )
-    return combined.figures, head
+        return _train_boosting(config, data, joined_inputs(config, data, **joined), settings), head
+    return train_combined(config, data, **joined, settings=settings).figures, head
 
 
 def require_fitting(
     config: FederationConfig, family: str, tables: Mapping[str, PartyTable]
 ) -> None:
-    """Refuse a method in one place that does not go with the tables.
+    """Refuse a method on pooled tables that does not fit them.
 
     Args:
         config: The federation file.
@@ -558,9 +523,9 @@ def _alone(
 
 
 def _linked_inputs(linked: LinkedSecondary, table: PartyTable) -> Float[Tensor, "rows inputs"]:
-    """Return what a row's links give: the nearest record, the mean of all, how many and how far.
+    """Return inputs from a row's links: nearest record, mean record, number and distance.
 
-    NaN, which trees take, where a row has no link.
+    They are NaN, which trees accept, if a row has no link.
     """
     links = linked.source.link(np.arange(linked.primary_rows, dtype=np.int64))
     present = torch.from_numpy(links.present)
@@ -590,8 +555,6 @@ def _train_boosting(
         config=settings,
         seed=config.federation.seed,
     )
-    assert fit.validation is not None, "a federation has validation rows"
-    assert fit.validation_metrics is not None, "a federation has validation rows"
     return MethodFigures(
         train=fit.train,
         validation=fit.validation,

@@ -1,8 +1,9 @@
-"""Rehearsal: columns of the primary play the secondaries, behind the planned noise.
+"""Rehearsal: some of the primary's columns act as secondaries', behind the planned noise.
 
-A rehearsal protects nobody and needs to: every column of it is the primary's own.
+A rehearsal needs no protection: all columns are the primary's own.
 """
 
+import math
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,13 +18,12 @@ from securevfl.config.reading import parse_federation
 from securevfl.core.conventions import stream
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.data.columns import Column, features_of_column
+from securevfl.data.schema import TableSchema
 from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.federation.base import Base
 from securevfl.federation.party_inputs import own_inputs
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.simulation import RunResult, simulate_federation
-
-# The settings that a federation would run by at an epsilon.
 
 Overrides = Mapping[str, Mapping[str, Any]]
 """Settings by table of the federation file; None takes one out."""
@@ -33,11 +33,11 @@ _OF_MODEL: Final = ("release", "neighbours", "hidden", "top")
 
 
 def settings_for(config: FederationConfig, epsilon: float | None) -> Overrides:
-    """Return what a run at an epsilon has otherwise than the file says.
+    """Return the settings of a run at an epsilon that differ from the file's.
 
     Args:
         config: The federation file.
-        epsilon: What would be promised; None: nothing, and no noise is added.
+        epsilon: Promised epsilon; None: no promise and no noise.
     """
     privacy: dict[str, Any] = {
         "mechanism": "none" if epsilon is None else "gaussian",
@@ -61,7 +61,7 @@ def merge_settings(source: Mapping[str, Any], overrides: Overrides) -> dict[str,
 
 
 def chosen_settings(config: FederationConfig) -> dict[str, Any]:
-    """Return the settings that decide what survives and what reads it, by table and name."""
+    """Return the settings that decide which signal survives, by ``table.field``."""
     model = config.model
     chosen: dict[str, Any] = {"model.family": config.family.name}
     chosen |= {f"model.{name}": getattr(model, name) for name in _OF_MODEL if hasattr(model, name)}
@@ -80,10 +80,8 @@ def chosen_settings(config: FederationConfig) -> dict[str, Any]:
     return chosen
 
 
-# A rehearsal: some of the primary's own columns play the secondaries, behind the planned noise.
-
 PRETENDED: Final = "pretended"
-"""Pretended secondaries are called so, with a number from 1 on."""
+"""Name of pretended secondaries, before their number."""
 
 # Of the columns, so many in a hundred are set aside; rounded down.
 _ASIDE: Final = 50
@@ -92,13 +90,13 @@ _SMALLEST: Final = 1e-9
 
 @dataclass(frozen=True, kw_only=True)
 class Cast:
-    """Who plays what: one draw of columns, with the tables that follow from it."""
+    """Draw of columns for pretended secondaries, with the parties' tables."""
 
     seed: int
     """Seed of columns, orders and the keys' noise."""
 
     tables: Mapping[str, PartyTable]
-    """By party; the primary's has the columns that were left to it."""
+    """Table of each party; the primary's has its remaining columns."""
 
     own: tuple[str, ...]
     """Columns that the primary keeps."""
@@ -110,15 +108,15 @@ class Cast:
     """Range of each feature of each pretended secondary."""
 
     taken: tuple[str, ...]
-    """Columns without a declared range, whose range was taken from the table."""
+    """Columns whose range was taken from the table, since none is declared."""
 
     predictable_share: float
-    """Share of the variance of the features that were set aside which a linear model of the
-    primary's own keys and columns explains: how little new a pretended partner has to say."""
+    """Share of the variance of the features set aside that a linear model of the primary's
+    remaining columns explains."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Played:
+class RehearsedRun:
     """One simulated run of a cast."""
 
     seed: int
@@ -132,7 +130,7 @@ class Played:
     """Test figure of the primary alone, on the columns that were left to it."""
 
     test: float
-    """Test figure of the model that answers: the joint one, or alone's where that was chosen."""
+    """Test figure of the answering model: the joint one, or the primary alone."""
 
     gain: float
     """Gain from partners, positive is better: of ``test`` over ``alone`` and over every placebo,
@@ -145,15 +143,14 @@ class Played:
 def set_aside(
     config: FederationConfig, table: PartyTable, *, seed: int, key_noise: float = 0.0
 ) -> Cast:
-    """Deal half of the columns out to pretended secondaries, as many as the file has or fewer.
+    """Assign half of the columns to pretended secondaries, at most as many as the file has.
 
     There are fewer where a secondary would get fewer features than its encoder writes numbers.
 
     Args:
         config: The federation file.
         table: The primary's whole table.
-        seed: Which columns are set aside, who gets them, in which order records stand, and the
-            noise on keys.
+        seed: Seed of the assignment, the order of records, and the noise on keys.
         key_noise: Deviation of the noise on the pretended secondaries' numeric keys, in deviations
             of each key.
 
@@ -170,7 +167,7 @@ def set_aside(
     names = list(columns)
     drawn = [names[i] for i in stream(seed, "rehearsal", "columns").permutation(len(names))]
     aside = drawn[: max(1, len(drawn) * _ASIDE // 100)]
-    parts = _dealt(config, aside, columns)
+    parts = _assign_columns(config, aside, columns)
     own = [name for name in names if name not in aside]
     ranges, taken = _ranges(config, table, aside, columns)
     left = _with_columns(table, own, columns)
@@ -198,11 +195,11 @@ def set_aside(
 def rehearsal_config(
     config: FederationConfig, cast: Cast, epsilon: float | None
 ) -> FederationConfig:
-    """Return the file that a cast plays by: the planned settings, links and noise.
+    """Return the federation of a cast, with the planned settings and noise.
 
     Raises:
         ConfigError: If the settings do not go with what is pretended.
-        PrivacyError: If a promise would not hold, whatever partners declare.
+        PrivacyError: If a promise would not hold for any partner.
     """
     source = merge_settings(config.source, settings_for(config, epsilon))
     hidden = _fitting_width(parse_federation(source, file="rehearsal"), cast)
@@ -242,17 +239,17 @@ def rehearse(
     *,
     seeds: int,
     key_noise: float = 0.0,
-    done: Callable[[Played], None] = lambda _: None,
-) -> tuple[list[Cast], list[Played]]:
+    done: Callable[[RehearsedRun], None] = lambda _: None,
+) -> tuple[list[Cast], list[RehearsedRun]]:
     """Simulate every epsilon with every seed; columns, splits and weights are drawn by seed.
 
     Args:
         config: The federation file.
         table: The primary's whole table.
-        epsilons: None is a run without noise.
-        seeds: How many; they count up from the file's.
+        epsilons: Epsilons; None is a run without noise.
+        seeds: Number of seeds, counting up from the file's.
         key_noise: As for :func:`set_aside`.
-        done: Hears of each run.
+        done: Callback for each run.
 
     Returns:
         One cast a seed, and the runs; those of one seed share rows and columns, so that gains are
@@ -276,15 +273,14 @@ def rehearse(
     ]
     played = []
     for cast, runs in zip(casts, files, strict=True):
-        alone: float | None = None
+        alone = math.nan
         base: Base | None = None
-        for epsilon, rehearsal in runs:
-            result = _simulate(rehearsal, cast, with_alone=alone is None, fitted=base)
-            base, metrics = result.base, result.metrics
+        for number, (epsilon, rehearsal) in enumerate(runs):
             # Alone sees neither partners nor noise: once a seed is enough.
-            alone = metrics["alone_test"] if alone is None else alone
-            assert alone is not None, "it was asked for"
-            run_result = Played(
+            result = _simulate(rehearsal, cast, with_alone=number == 0, fitted=base)
+            base, metrics = result.base, result.metrics
+            alone = metrics["alone_test"] if number == 0 else alone
+            run_result = RehearsedRun(
                 seed=cast.seed,
                 epsilon=epsilon,
                 metric=metrics["metric"],
@@ -299,7 +295,7 @@ def rehearse(
 
 
 def _of_partners(metrics: Mapping[str, Any], alone: float) -> float:
-    """Return what partners bring to a run: over the local baseline, and over every placebo."""
+    """Return the lesser gain by partners: over the local baseline, or over every placebo."""
     joint = metrics.get("base") is None or metrics["base"]["used"] == "joint"
     placebos = (
         [placebo[metrics["metric"]] for placebo in metrics["placebos"].values()] if joint else []
@@ -323,15 +319,21 @@ def _simulate(
         )
 
 
+def _schema(table: PartyTable) -> TableSchema:
+    """Return the schema of a table that was read from a file."""
+    if table.schema is None:
+        raise DataError(f"table of {table.name!r}: was not read from a file, and has no columns")
+    return table.schema
+
+
 def _features_by_column(table: PartyTable) -> dict[str, tuple[str, ...]]:
-    assert table.schema is not None, "it was read from a file"
-    return {column.name: features_of_column(column) for column in table.schema.columns}
+    return {column.name: features_of_column(column) for column in _schema(table).columns}
 
 
-def _dealt(
+def _assign_columns(
     config: FederationConfig, aside: Sequence[str], columns: Mapping[str, Sequence[str]]
 ) -> list[list[str]]:
-    """Return who gets what: fewer partners rather than fewer numbers of each."""
+    """Return each partner's columns: rather fewer partners than fewer numbers of each."""
     numbers, _ = _numbers(config)
     parts: list[list[str]] = []
     for count in range(min(len(config.secondaries), len(aside)), 0, -1):
@@ -342,7 +344,7 @@ def _dealt(
 
 
 def _fitting_width(config: FederationConfig, cast: Cast) -> int | None:
-    """Return ``model.hidden`` for so many secondaries of so many features; None: the file's."""
+    """Return ``model.hidden`` for the cast's secondaries; None keeps the file's."""
     numbers, blocks = _numbers(config)
     if numbers == 0:
         return None
@@ -354,7 +356,7 @@ def _fitting_width(config: FederationConfig, cast: Cast) -> int | None:
 
 
 def _numbers(config: FederationConfig) -> tuple[int, bool]:
-    """Return how many features a secondary must have, and whether each has a block of its own."""
+    """Return the least features of a secondary, and whether each secondary has its own block."""
     if config.encoder is None or config.encoder_reads_labels:
         return 0, False
     _, width = config.family.cut_shape(config.model)
@@ -383,12 +385,11 @@ def _ranges(
     columns: Mapping[str, Sequence[str]],
 ) -> tuple[dict[str, tuple[float, float]], tuple[str, ...]]:
     """Return the range of every feature set aside, and the columns that it was taken from."""
-    assert table.schema is not None, "it was read from a file"
     declared = config.primary.bounds
-    known = {} if declared is None else table.schema.feature_bounds(declared)
+    known = {} if declared is None else _schema(table).feature_bounds(declared)
     places = {name: place for place, name in enumerate(table.feature_names)}
     ranges, taken = {}, []
-    for column in table.schema.columns:
+    for column in _schema(table).columns:
         if column.name not in aside:
             continue
         for feature, natural in zip(columns[column.name], _natural(column), strict=True):
@@ -409,8 +410,8 @@ def _natural(column: Column) -> tuple[tuple[float, float] | None, ...]:
 def _with_columns(
     table: PartyTable, chosen: Sequence[str], columns: Mapping[str, Sequence[str]]
 ) -> PartyTable:
-    assert table.schema is not None, "it was read from a file"
-    kept = [column for column in table.schema.columns if column.name in chosen]
+    schema = _schema(table)
+    kept = [column for column in schema.columns if column.name in chosen]
     names = tuple(feature for column in kept for feature in columns[column.name])
     places = [table.feature_names.index(name) for name in names]
     return replace(
@@ -418,12 +419,10 @@ def _with_columns(
         feature_names=names,
         features=table.features[:, places],
         schema=replace(
-            table.schema,
+            schema,
             columns=tuple(kept),
             data_dependent=tuple(
-                dependence
-                for dependence in table.schema.data_dependent
-                if dependence.column in chosen
+                dependence for dependence in schema.data_dependent if dependence.column in chosen
             ),
         ),
     )

@@ -1,4 +1,4 @@
-"""What runs of one name come to over their seeds, and how tables show it."""
+"""Figures of runs over seeds, and their tables in Markdown and CSV."""
 
 import csv
 import io
@@ -11,7 +11,7 @@ from securevfl.models.task_metrics import TaskMetric
 
 
 def by_name(results: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
-    """Return results by what was trained, in the order of the seeds."""
+    """Return results by name, in the order of the seeds."""
     named: dict[str, list[Mapping[str, Any]]] = {}
     for result in results:
         named.setdefault(result["name"], []).append(result)
@@ -19,11 +19,11 @@ def by_name(results: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str,
 
 
 def over_seeds(runs: Sequence[Mapping[str, Any]], metrics: Sequence[TaskMetric]) -> dict[str, Any]:
-    """Return the figures of what was trained.
+    """Return the figures of one name over seeds.
 
     Args:
         runs: A result for each seed.
-        metrics: Those of the task; the first is the one to compare by.
+        metrics: Metrics of the task; the first is the one to compare by.
 
     Returns:
         ``mean``, ``std`` (of a sample: n - 1; None for one seed) and ``seeds`` (the test metric of
@@ -46,7 +46,7 @@ def over_seeds(runs: Sequence[Mapping[str, Any]], metrics: Sequence[TaskMetric])
 
 
 def on_test_rows(runs: Sequence[Mapping[str, Any]], metric: str) -> list[float | None]:
-    """Return a metric on test rows, seed by seed; None where it is not defined."""
+    """Return a metric on test rows for each seed; None if it is not defined."""
     return [run["test_metrics"][metric] for run in runs]
 
 
@@ -62,7 +62,7 @@ def summarise_seeds(values: Sequence[float | None]) -> dict[str, Any]:
 
 
 def mean(values: Sequence[float | None]) -> float | None:
-    """Return the mean; None if a value is unknown: that of the others is one of other splits."""
+    """Return the mean; None if a value is unknown, since other seeds have other splits."""
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if len(known) == len(values) else None
 
@@ -82,11 +82,11 @@ def _speed(runs: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def cell(figures: Mapping[str, Any], *, sign: str = "") -> str:
-    """Return mean and deviation for people.
+    """Return mean and deviation as text.
 
     Args:
-        figures: What :func:`summarise_seeds` returned.
-        sign: ``"+"`` shows it before what is positive.
+        figures: Result of :func:`summarise_seeds`.
+        sign: ``"+"`` shows a plus before positive numbers.
     """
     if figures["mean"] is None:
         return "undefined"
@@ -108,11 +108,11 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
 def csv_of_runs(
     rows: Sequence[Mapping[str, Any]], *, first: Sequence[str], splits: Sequence[str]
 ) -> str:
-    """Return a row a run as CSV.
+    """Return a CSV with a row for each run.
 
     Args:
-        rows: Results, and what else is known of each run.
-        first: The columns that come first.
+        rows: Results, with further columns.
+        first: First columns.
         splits: ``"test"`` and ``"validation"``, or one of them: their metrics are further columns,
             ``test_NAME`` and so on.
     """

@@ -35,34 +35,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-_TRIALS_ON_A_SCREEN = 10
-
-_Jobs = Annotated[
-    int | None,
-    typer.Option(
-        "--jobs",
-        help="Runs at a time, with one thread each; default: 1, and with --engine ray as many as "
-        "there is room for.",
-    ),
-]
-_EngineName = Annotated[
-    str,
-    typer.Option("--engine", help="local, or ray: whole runs on the nodes of one's own cluster."),
-]
-_Address = Annotated[
-    str | None,
-    typer.Option(
-        "--address",
-        metavar="HOST:PORT",
-        help="The Ray cluster, or auto; default: one of this machine alone.",
-    ),
-]
-_GpusPerRun = Annotated[
-    float | None,
-    typer.Option(
-        "--gpus-per-run", help="GPUs that a run takes of a Ray node, such as 0.25; default: 1."
-    ),
-]
+_Jobs = Annotated[int, typer.Option("--jobs", help="Runs at a time, with one thread each.")]
 
 
 @app.command()
@@ -79,7 +52,7 @@ def compare(
         ),
     ],
     seeds: Annotated[int, typer.Option(help="Run seeds, counting up from the file's.")] = 5,
-    jobs: _Jobs = None,
+    jobs: _Jobs = 1,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -97,9 +70,6 @@ def compare(
         ),
     ] = None,
     device: Device = "cpu",
-    engine: _EngineName = "local",
-    address: _Address = None,
-    gpus_per_run: _GpusPerRun = None,
     data_root: FileDataRoot = None,
     as_json: AsJson = False,
 ) -> None:
@@ -125,7 +95,7 @@ def compare(
         device=device,
         metric=metric,
     )
-    options = StudyOptions(engine=engine, jobs=jobs, address=address, gpus_per_run=gpus_per_run)
+    options = StudyOptions(jobs=jobs)
     _warn(warnings_about(config))
     keep_freed_memory()
     with StudyProgress(
@@ -147,7 +117,7 @@ def compare(
 
 
 def _title(figures: Mapping[str, Any]) -> str:
-    """Return what the table of a comparison or a sweep shows."""
+    """Return the title of a comparison's or a sweep's table."""
     better = "higher" if figures["higher_is_better"] else "lower"
     seeds = len(figures["seed_numbers"])
     return (
@@ -158,7 +128,7 @@ def _title(figures: Mapping[str, Any]) -> str:
 
 
 def _print_comparison(figures: Mapping[str, Any], folder: Path) -> None:
-    from securevfl.lab.comparison import table_rows
+    from securevfl.lab.comparison_table import table_rows
     from securevfl.lab.run_figures import cell
 
     seeds = figures["seed_numbers"]
@@ -196,25 +166,17 @@ def sweep(
         typer.Option(
             "--set",
             metavar="NAME=VALUES",
-            help="A setting and what to try it with: model.neighbours=1,10,50, seed=0..4; with "
-            "--search also ranges, log: before them by logarithms. As often as there are settings.",
+            help="A setting and what to try it with: model.neighbours=1,10,50, seed=0..4. As often "
+            "as there are settings.",
         ),
     ],
-    search: Annotated[
-        int | None,
-        typer.Option(
-            "--search",
-            metavar="N",
-            help="N trials that Optuna chooses by validation rows, in place of every combination.",
-        ),
-    ] = None,
-    jobs: _Jobs = None,
+    jobs: _Jobs = 1,
     out: Annotated[
         Path | None,
         typer.Option(
             "--out",
             metavar="DIR",
-            help="Folder; what it holds is kept. Default: runs/NAME-sweep, and NAME-search.",
+            help="Folder; what it holds is kept. Default: runs/NAME-sweep.",
         ),
     ] = None,
     metric: Annotated[
@@ -226,9 +188,6 @@ def sweep(
         ),
     ] = None,
     device: Device = "cpu",
-    engine: _EngineName = "local",
-    address: _Address = None,
-    gpus_per_run: _GpusPerRun = None,
     data_root: FileDataRoot = None,
     as_json: AsJson = False,
 ) -> None:
@@ -238,42 +197,36 @@ def sweep(
         from securevfl.core import files
         from securevfl.lab.entry_points import sweep_and_write
         from securevfl.lab.study import StudyOptions
-        from securevfl.lab.study_plots import search_plot, sweep_plot
+        from securevfl.lab.study_plots import sweep_plot
         from securevfl.lab.sweep import Sweep
         from securevfl.lab.sweep_settings import parse_setting
         from securevfl.runtime.run_options import warnings_about
 
     config = read_federation(federation)
-    kind = "sweep" if search is None else "search"
     asked = Sweep(
         config=config,
         tried=tuple(parse_setting(text) for text in settings),
         data_root=data_root or federation.parent,
-        folder=out or Path("runs") / f"{config.federation.name}-{kind}",
+        folder=out or Path("runs") / f"{config.federation.name}-sweep",
         device=device,
         metric=metric,
     )
-    options = StudyOptions(engine=engine, jobs=jobs, address=address, gpus_per_run=gpus_per_run)
+    options = StudyOptions(jobs=jobs)
     _warn(warnings_about(config))
     keep_freed_memory()
-    points = len(asked.grid()) if search is None else search
     with StudyProgress(
-        names=points + asked.has_alone, seeds=len(asked.seeds), folder=asked.folder
+        names=len(asked.grid()) + asked.has_alone, seeds=len(asked.seeds), folder=asked.folder
     ) as shown:
-        figures = sweep_and_write(asked, shown.reporting(options), trials=search)
-    draw = sweep_plot if kind == "sweep" else search_plot
-    files.write_text(asked.folder / f"{kind}.svg", draw(figures), for_others=True)
+        figures = sweep_and_write(asked, shown.reporting(options))
+    files.write_text(asked.folder / "sweep.svg", sweep_plot(figures), for_others=True)
     if as_json:
         print(json.dumps(figures))
         return
     console = Console()
-    if search is None:
-        _print_grid(console, figures)
-    else:
-        _print_search(console, figures)
+    _print_grid(console, figures)
     for name, entry in figures["left_out"].items():
         say(console, "", f"{name} {entry['status']}: {entry['reason']}")
-    if _promises(figures):
+    if any(point["epsilon"] is not None for point in figures["points"].values()):
         say(
             console,
             "",
@@ -282,7 +235,7 @@ def sweep(
             "counts that.",
         )
     for ending in ("json", "csv", "md", "svg"):
-        console.print(str(asked.folder / f"{kind}.{ending}"), soft_wrap=True)
+        console.print(str(asked.folder / f"sweep.{ending}"), soft_wrap=True)
 
 
 def _print_grid(console: Console, figures: Mapping[str, Any]) -> None:
@@ -302,48 +255,10 @@ def _print_grid(console: Console, figures: Mapping[str, Any]) -> None:
         )
 
 
-def _print_search(console: Console, figures: Mapping[str, Any]) -> None:
-    from securevfl.lab.run_figures import cell
-    from securevfl.lab.sweep_table import trial_rows
-
-    best, seeds = figures["best"], len(figures["seed_numbers"])
-    rows = trial_rows(figures)
-    title = (
-        f"{figures['federation']}: validation {figures['metric']} of trials, mean over {seeds} "
-        f"seed{'s' if seeds > 1 else ''}"
-    )
-    print_figures(console, rows[: _TRIALS_ON_A_SCREEN + 1], title=title)
-    trials = len(figures["trials"])
-    if trials > _TRIALS_ON_A_SCREEN:
-        say(console, "", f"and {trials - _TRIALS_ON_A_SCREEN} more in search.md")
-    say(
-        console,
-        "",
-        f"best of {trials} trials: {_in_words(best['settings'])}, with validation "
-        f"{figures['metric']} {format_figure(best['validation'])}",
-    )
-    say(
-        console,
-        "",
-        f"that figure is optimistic: it is the best of {trials}, chosen on the rows that it is "
-        f"measured on",
-    )
-    alone = figures["alone"]
-    beside = "" if alone is None else f"; the primary alone: {cell(alone)}"
-    say(console, "", f"its run's test {figures['metric']}: {cell(best['test'])}{beside}")
-
-
 def _in_words(settings: Mapping[str, Any]) -> str:
     from securevfl.lab.sweep_settings import text_of
 
     return ", ".join(f"{name} = {text_of(value)}" for name, value in settings.items())
-
-
-def _promises(figures: Mapping[str, Any]) -> bool:
-    """Whether any run would have had a promise to keep."""
-    measured = [*figures.get("points", {}).values()]
-    measured += [figures["best"]["test"]] if "trials" in figures else []
-    return any(result["epsilon"] is not None for result in measured)
 
 
 def _warn(warnings: Sequence[str]) -> None:
@@ -352,12 +267,12 @@ def _warn(warnings: Sequence[str]) -> None:
 
 
 class StudyProgress:
-    """Show runs as they train; call the object with each run's events. All on stderr.
+    """Progress of a study's runs on stderr; call the object with each run's events.
 
     Args:
-        names: How many methods, or settings, are trained.
-        seeds: With how many seeds each.
-        folder: Where finished runs are kept, which Ctrl-C tells.
+        names: Number of methods or points.
+        seeds: Number of seeds of each.
+        folder: Folder of finished runs.
     """
 
     def __init__(self, *, names: int, seeds: int, folder: Path) -> None:
@@ -374,7 +289,7 @@ class StudyProgress:
         self._warned: set[str] = set()
 
     def __enter__(self) -> "StudyProgress":
-        # What libraries print meanwhile, as Ray does of a worker that died, is no answer of ours.
+        # Other libraries' prints do not belong to the command's answer.
         self._stdout.__enter__()
         self._progress.start()
         return self
@@ -395,7 +310,7 @@ class StudyProgress:
             )
 
     def __call__(self, run: "Run", event: ProgressEvent) -> None:
-        """Take one event of a run; only warnings and epochs are shown."""
+        """Show a run's event, if it is a warning or an epoch."""
         if run not in self._tasks:
             name = f"{run.name}, seed {run.seed}"
             self._tasks[run] = self._progress.add_task(name, total=1, figures="")
@@ -412,11 +327,11 @@ class StudyProgress:
             )
 
     def reporting(self, options: "StudyOptions") -> "StudyOptions":
-        """Return options by which a study reports here."""
+        """Return options whose callbacks are this object's."""
         return replace(options, tell=self, done=self.done, leave_out=self.left_out)
 
     def done(self, run: "Run", result: Mapping[str, Any]) -> None:
-        """Take a finished run's result."""
+        """Show a finished run's result."""
         self._done[run.name] += 1
         self._forget(run)
         self._progress.update(self._all, completed=self._done.total())
@@ -424,7 +339,7 @@ class StudyProgress:
         self._say(text, f"done {self._done.total()}/{self._of}: {text}")
 
     def left_out(self, method: "LeftOut") -> None:
-        """Take what is skipped or has failed; what it has not run is not waited for."""
+        """Show a skipped or failed name, and count its remaining runs as not due."""
         for run in [run for run in self._tasks if run.name == method.name]:
             self._forget(run)
         self._of -= self._seeds - self._done[method.name]

@@ -1,24 +1,23 @@
-"""Plots of experiments: comparisons, sweeps, searches, similarities and advice."""
+"""Plots of experiments: comparisons, sweeps, similarities and advice."""
 
-import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from matplotlib.figure import Figure
 
-from securevfl.desk.report.plots import BLUE, GREY, ORANGE, SIZE, by_count, new_axes, svg
+from securevfl.desk.report.plots import BLUE, GREY, ORANGE, SIZE, new_axes, svg
 
 _LOG_FROM: Final = 20
 """Least ratio of a setting's values from which its axis is logarithmic."""
 
 
 def comparison_plot(values: Mapping[str, Sequence[float]], *, title: str) -> str:
-    """Return one row a method: a dot for each seed, a bar of one deviation around their mean.
+    """Return a plot with a row for each method: a dot for each seed, a bar of one deviation.
 
     Args:
         values: The test metric of each seed, by method.
-        title: What is compared, and by which metric.
+        title: Title of the plot.
     """
     figure, axes = new_axes(title, "", "")
     figure.set_figheight(0.9 + 0.34 * len(values))
@@ -34,14 +33,14 @@ def comparison_plot(values: Mapping[str, Sequence[float]], *, title: str) -> str
 
 
 def sweep_plot(figures: Mapping[str, Any]) -> str:
-    """Return a grid's test metric against one setting, a line for each value of the others.
+    """Return a plot of a grid's test metric over one setting, a line for each value of the others.
 
     The setting is the first with several numbers. A bar is one deviation over seeds, and the
     primary alone is a line of its own. Without such a setting there is a row a point, as in
     :func:`comparison_plot`.
 
     Args:
-        figures: What ``sweep.json`` holds.
+        figures: Content of ``sweep.json``.
     """
     points, metric = figures["points"].values(), figures["metric"]
     title = f"{figures['federation']}: test {metric}"
@@ -92,33 +91,13 @@ def sweep_plot(figures: Mapping[str, Any]) -> str:
     return svg(figure)
 
 
-def search_plot(figures: Mapping[str, Any]) -> str:
-    """Return a search's validation metric, a dot a trial, and the best so far as a line.
-
-    Args:
-        figures: What ``search.json`` holds.
-    """
-    metric = figures["metric"]
-    figure, axes = new_axes(f"{figures['federation']}: validation {metric}", "trial", metric)
-    trials = [trial for trial in figures["trials"] if trial["validation"] is not None]
-    numbers = [trial["number"] for trial in trials]
-    values = [trial["validation"] for trial in trials]
-    choose = max if figures["higher_is_better"] else min
-    best = list(itertools.accumulate(values, choose))
-    axes.plot(numbers, values, "o", color=ORANGE, alpha=0.55, markersize=4, label="trial")
-    style = by_count(axes, numbers)
-    axes.step(numbers, best, where="post", color=BLUE, label="best so far", **style)
-    axes.legend(fontsize=8, frameon=False)
-    return svg(figure)
-
-
 def _label(settings: Mapping[str, Any]) -> str:
     text = ", ".join(f"{name.rpartition('.')[2]}={value}" for name, value in settings.items())
     return text or "as written"
 
 
 def similarities_plot(curves: Mapping[str, Sequence[float]]) -> str:
-    """Return the links' similarities (negative distances) in falling order, a line a secondary."""
+    """Return a plot of sorted similarities (negative distances), a line for each secondary."""
     figure, axes = new_axes("similarity of all links, sorted", "share of the links", "similarity")
     for name, curve in curves.items():
         places = [number / max(1, len(curve) - 1) for number in range(len(curve))]
@@ -129,10 +108,10 @@ def similarities_plot(curves: Mapping[str, Sequence[float]]) -> str:
 
 
 def advice_plot(advice: Mapping[str, Any]) -> str:
-    """Return the share that can survive over epsilon, next to the dry run.
+    """Return a plot of the surviving share over epsilon, next to the rehearsal.
 
     Args:
-        advice: What ``securevfl lab advise --json`` prints.
+        advice: Content of ``securevfl lab advise --json``.
     """
     rehearsal = advice["rehearsal"]
     figure = Figure(figsize=SIZE, layout="constrained")

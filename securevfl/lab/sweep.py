@@ -1,134 +1,21 @@
-"""Sweep over settings in the simulator; finished runs are read again."""
+"""Grid of settings in the simulator, on equal rows and seeds; finished runs are read again."""
 
-import hashlib
 import itertools
-import re
-from collections.abc import Iterable, Mapping, Sequence
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from securevfl.config.disclosure import require_covered_channels
-from securevfl.config.encoder import AUTO
 from securevfl.config.federation import FederationConfig
-from securevfl.config.reading import parse_federation
-from securevfl.core.errors import ConfigError, PrivacyError, SecureVflError
-from securevfl.federation.base import require_estimator
+from securevfl.core.errors import ConfigError, SecureVflError
 from securevfl.lab.one_run import LeftOut, Recipe, Run, Task, run_digest
-from securevfl.lab.study import Study, StudyOptions, TableStore
-from securevfl.lab.sweep_settings import SEED, Setting, text_of
+from securevfl.lab.study import Study, StudyOptions
+from securevfl.lab.study_tables import TableStore
+from securevfl.lab.sweep_settings import SEED, Point, Setting, source_of
 from securevfl.models.registry import require_installed
 from securevfl.models.task_metrics import TaskMetric, metrics_of
-
-# A point of a grid or of a search: the federation file under certain settings.
-
-_AS_WRITTEN: Final = "as-written"
-_LONGEST_NAME: Final = 120
-_ODD: Final = re.compile(r"[^A-Za-z0-9._=,+\[\]-]+")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Point:
-    """Values of the settings that are tried, but for the seed."""
-
-    settings: Mapping[str, Any]
-    """Value by ``table.field``."""
-
-    @property
-    def text(self) -> str:
-        """The settings, for people."""
-        return ", ".join(f"{name}={text_of(value)}" for name, value in self.settings.items())
-
-    @property
-    def name(self) -> str:
-        """The settings, as the name of a folder: no two points share one."""
-        text = self.text.replace(", ", ",") or _AS_WRITTEN
-        plain = _ODD.sub("-", text)
-        if plain == text and len(text) <= _LONGEST_NAME:
-            return text
-        return f"{plain[:_LONGEST_NAME]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-
-    def recipe(self, source: Mapping[str, Any]) -> tuple[Recipe, FederationConfig]:
-        """Return what runs of this point train, checked as a federation file is.
-
-        Args:
-            source: What :func:`source_of` returned.
-
-        Raises:
-            ConfigError: If a setting is impossible, or does not go with the rest; with the point.
-            PrivacyError: If the privacy settings contradict one another.
-        """
-        changed = dict(source)
-        for name, value in self.settings.items():
-            changed = _with(changed, name, value)
-        where = f"with {self.text}" if self.settings else "federation file"
-        try:
-            config = parse_federation(changed, file=where)
-            require_covered_channels(config)
-            require_estimator(config, None)
-        except (ConfigError, PrivacyError) as error:
-            text = str(error)
-            raise type(error)(text if text.startswith(where) else f"{where}: {text}") from None
-        return Recipe(source=changed, method=None), config
-
-
-def as_asked(source: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a file as it was before ``auto`` chose, so that a changed one is resolved anew.
-
-    Args:
-        source: The file with what was chosen.
-        chosen: What was chosen.
-    """
-    if not chosen:
-        return dict(source)
-    as_written = {
-        table: {name: value for name, value in fields.items() if f"{table}.{name}" not in chosen}
-        if isinstance(fields, Mapping)
-        else fields
-        for table, fields in source.items()
-    }
-    return {**as_written, "encoder": {**as_written["encoder"], "method": AUTO}}
-
-
-def source_of(config: FederationConfig) -> dict[str, Any]:
-    """Return a federation file as it was written, without what only comparisons read.
-
-    What ``auto`` chose is left to it again, so that it follows from the settings of each point.
-    """
-    source = as_asked(config.source, config.chosen)
-    return {name: value for name, value in source.items() if name != "methods"}
-
-
-def _with(source: Mapping[str, Any], name: str, value: Any) -> dict[str, Any]:
-    """Return a parsed file with one setting changed; nothing is changed in place."""
-    first, *rest = name.split(".")
-    if first == "party":
-        return {**source, "party": _with_party(source, rest, name, value)}
-    return _deeper(source, [first, *rest], name, value)
-
-
-def _deeper(table: Any, path: list[str], name: str, value: Any) -> dict[str, Any]:
-    if not isinstance(table, Mapping):
-        raise ConfigError(
-            f"set: {name}: {table!r} is a value and no table with a field {path[0]!r}"
-        )
-    first, *rest = path
-    return {**table, first: _deeper(table.get(first, {}), rest, name, value) if rest else value}
-
-
-def _with_party(source: Mapping[str, Any], path: list[str], name: str, value: Any) -> list[Any]:
-    parties = list(source.get("party", []))
-    names = [party.get("name") for party in parties if isinstance(party, Mapping)]
-    if len(path) < 2 or path[0] not in names:
-        known = ", ".join(map(str, names))
-        raise ConfigError(f"set: {name}: write party.NAME.FIELD; parties are {known}")
-    place = names.index(path[0])
-    parties[place] = _deeper(parties[place], path[1:], name, value)
-    return parties
-
-
-# A grid of settings in the simulator, on equal rows and seeds; finished runs are kept.
+from securevfl.runtime.run_options import device_named
 
 ALONE: Final = "alone"
 """Name of the runs of the primary alone."""
@@ -138,7 +25,7 @@ _MOST_POINTS: Final = 10_000
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """What is tried, where, and on which seeds."""
+    """Settings to try on one federation file, and the folder of the runs."""
 
     config: FederationConfig
     """The federation file."""
@@ -147,16 +34,16 @@ class Sweep:
     """Settings to try, ``federation.seed`` among them."""
 
     data_root: Path
-    """Where relative data paths start."""
+    """Folder at which relative data paths start."""
 
     folder: Path
     """Folder of the runs; an interrupted sweep resumes from it."""
 
     device: str = "cpu"
-    """Where models are computed."""
+    """Device of the models: ``"cpu"`` or ``"cuda"``."""
 
     metric: str | None = None
-    """The metric to compare by; None: the one that training goes by."""
+    """Metric to compare by; None: ``training.metric``."""
 
     def __post_init__(self) -> None:
         metrics_of(self.config.federation.task, self.metric, named="metric")
@@ -164,30 +51,30 @@ class Sweep:
         for name in names:
             if names.count(name) > 1:
                 raise ConfigError(f"set: {name} is set twice; write all its values behind one =")
-        # Looked at now, so that a seed that is none is told of before anything else.
+        # Wrong seeds are refused before any work.
         _ = self.seeds
 
     @property
     def settings(self) -> tuple[Setting, ...]:
-        """What is tried, but for the seed."""
+        """All settings to try, except the seed."""
         return tuple(setting for setting in self.tried if setting.name != SEED)
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """The run seeds; the file's if none is set.
+        """Run seeds; the file's if none is set.
 
         Raises:
-            ConfigError: If one of them is no seed.
+            ConfigError: If a value is not a seed.
         """
         for setting in self.tried:
             if setting.name == SEED:
-                for seed in setting.values():
+                for seed in setting.values:
                     if type(seed) is not int or seed < 0:
                         raise ConfigError(
                             f"set: seed: must be whole numbers from 0 on, such as 0..4; "
                             f"got {seed!r}"
                         )
-                return setting.values()
+                return setting.values
         return (self.config.federation.seed,)
 
     @property
@@ -210,12 +97,10 @@ class Sweep:
         """Return every combination of values.
 
         Raises:
-            ConfigError: If there are too many, or a range cannot be written out.
+            ConfigError: If there are too many.
         """
-        values = [setting.values() for setting in self.settings]
-        many = 1
-        for choices in values:
-            many *= len(choices)
+        values = [setting.values for setting in self.settings]
+        many = math.prod(map(len, values))
         if many > _MOST_POINTS:
             raise ConfigError(f"set: these are {many} combinations; at most {_MOST_POINTS} go")
         names = [setting.name for setting in self.settings]
@@ -225,106 +110,78 @@ class Sweep:
         )
 
 
-class Plan:
-    """Every point's runs, checked and with their tables read before anything is trained.
-
-    Args:
-        sweep: What is tried.
-        options: How runs will be trained and reported.
-
-    Raises:
-        ConfigError: If a package or a device is missing.
-    """
-
-    def __init__(self, sweep: Sweep, options: StudyOptions) -> None:
-        options.require_there(sweep.device)
-        self._sweep = sweep
-        self._options = options
-        self.store = TableStore(sweep.data_root)
-        """Every party's table, read once."""
-
-    def tasks(self, point: Point) -> list[Task]:
-        """Return a point's runs, one for each seed.
-
-        Raises:
-            ConfigError: If its settings are impossible or do not go together.
-            PrivacyError: If the privacy settings contradict one another.
-            DataError: If a table is not what it should be.
-        """
-        recipe, config = point.recipe(self._sweep.source)
-        if self._options.elsewhere:
-            require_installed(config.family, by="sweeping in other processes")
-        return self._tasks(point.name, recipe, self.store.digest_for(config))
-
-    def alone(self) -> list[Task]:
-        """Return the runs of the primary alone, one for each seed; none if settings change it."""
-        if not self._sweep.has_alone:
-            return []
-        recipe = Recipe(source=self._sweep.source, method=ALONE)
-        return self._tasks(ALONE, recipe, self.store.digest_for(self._sweep.config))
-
-    def _tasks(self, name: str, recipe: Recipe, tables: str) -> list[Task]:
-        runs = [Run(name=name, seed=seed) for seed in self._sweep.seeds]
-        return [
-            Task(
-                run=run,
-                recipe=recipe,
-                digest=run_digest(recipe, run, tables_digest=tables),
-                tables=tables,
-                data_root=self._sweep.data_root.resolve(),
-            )
-            for run in runs
-        ]
-
-    def study(self) -> Study:
-        """Return what trains runs in the sweep's folder."""
-        return Study(
-            folder=self._sweep.folder,
-            device=self._sweep.device,
-            tables=self.store.by_digest,
-            options=self._options,
-        )
-
-
 def train_grid(
     sweep: Sweep, options: StudyOptions
 ) -> tuple[list[dict[str, Any]], dict[str, LeftOut]]:
-    """Train every point with every seed, or take what was trained before.
+    """Train every point with every seed; runs that the folder has are read instead.
 
     All points are checked and all tables are read first. A point that fails is left out; the others
-    go on.
+    continue.
+
+    Args:
+        sweep: The settings to try.
+        options: Number of parallel runs, and callbacks.
 
     Returns:
-        The results of every point, and of the primary alone, that has all of its runs; and those
-        that have not.
+        A result for each run of the points, and of the primary alone, without the names that have a
+        failed run; and those names' failures.
 
     Raises:
-        ConfigError: If a setting is impossible, or the folder holds runs of other settings.
-        DataError: If a table is not what it should be.
+        ConfigError: If a setting or the device is impossible, or the folder holds runs of other
+            settings.
+        DataError: If a table can't be read.
         PrivacyError: If the privacy settings of a point contradict one another.
         SecureVflError: If every point has failed.
 
     Reveals:
-        Everything is inside one organisation: a sweep protects nobody's table.
+        Everything is inside one organisation: a sweep protects no party's table.
     """
-    plan = Plan(sweep, options)
-    rows = [plan.alone(), *(plan.tasks(point) for point in sweep.grid())]
-    tasks = [task for of_seed in zip(*filter(None, rows), strict=True) for task in of_seed]
-    with plan.study() as study:
+    device_named(sweep.device)
+    store = TableStore(sweep.data_root)
+    rows = [_alone_tasks(sweep, store)] if sweep.has_alone else []
+    rows += [
+        _point_tasks(sweep, point, store, in_other_processes=options.in_other_processes)
+        for point in sweep.grid()
+    ]
+    tasks = [task for tasks_of_seed in zip(*rows, strict=True) for task in tasks_of_seed]
+    with Study(
+        folder=sweep.folder, device=sweep.device, tables=store.by_digest, options=options
+    ) as study:
         results = study.train(tasks)
-        out = study.failed
-    if all(point.name in out for point in sweep.grid()):
-        raise SecureVflError(f"no run could be trained: {reasons(out.values())}")
-    return complete(tasks, results, without=out), out
+    failed = study.failed
+    if all(point.name in failed for point in sweep.grid()):
+        reasons = "; ".join(
+            f"{point.name} {point.status}: {point.reason}" for point in failed.values()
+        )
+        raise SecureVflError(f"no run could be trained: {reasons}")
+    return [results[task.run] for task in tasks if task.run.name not in failed], failed
 
 
-def complete(
-    tasks: Sequence[Task], results: Mapping[Run, dict[str, Any]], *, without: Mapping[str, LeftOut]
-) -> list[dict[str, Any]]:
-    """Return the results of names with all of their runs, in the order of the tasks."""
-    return [results[task.run] for task in tasks if task.run.name not in without]
+def _point_tasks(
+    sweep: Sweep, point: Point, store: TableStore, *, in_other_processes: bool
+) -> list[Task]:
+    """Return a point's runs, one for each seed; its settings are checked and its tables read."""
+    recipe, config = point.recipe(sweep.source)
+    if in_other_processes:
+        require_installed(config.family, by="sweeping in other processes")
+    return _tasks(sweep, point.name, recipe, store.digest_for(config))
 
 
-def reasons(out: Iterable[LeftOut]) -> str:
-    """Return why what is left out has no figures, in words."""
-    return "; ".join(f"{point.name} {point.status}: {point.reason}" for point in out)
+def _alone_tasks(sweep: Sweep, store: TableStore) -> list[Task]:
+    """Return the runs of the primary alone, one for each seed."""
+    recipe = Recipe(source=sweep.source, method=ALONE)
+    return _tasks(sweep, ALONE, recipe, store.digest_for(sweep.config))
+
+
+def _tasks(sweep: Sweep, name: str, recipe: Recipe, tables: str) -> list[Task]:
+    runs = [Run(name=name, seed=seed) for seed in sweep.seeds]
+    return [
+        Task(
+            run=run,
+            recipe=recipe,
+            digest=run_digest(recipe, run, tables_digest=tables),
+            tables=tables,
+            data_root=sweep.data_root.resolve(),
+        )
+        for run in runs
+    ]

@@ -1,4 +1,4 @@
-"""Tables of a sweep and of a search: mean and deviation over seeds."""
+"""Table of a sweep: mean and deviation over seeds of every point, and of the primary alone."""
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -7,12 +7,9 @@ from typing import Any, Final
 from securevfl.core import files
 from securevfl.lab.one_run import LeftOut
 from securevfl.lab.run_figures import by_name, cell, csv_of_runs, markdown, over_seeds
-from securevfl.lab.search import SearchResult
 from securevfl.lab.sweep import ALONE, Sweep
 from securevfl.lab.sweep_settings import text_of
 from securevfl.version import __version__
-
-# A grid's figures: mean and deviation over seeds of every point, and the primary alone.
 
 _COLUMNS_ON_A_SCREEN: Final = 3
 """Most columns of settings and further metrics together."""
@@ -37,8 +34,8 @@ def summary(
     """Return a grid as one JSON object.
 
     Args:
-        sweep: What was tried.
-        results: What :func:`securevfl.lab.sweep.train_grid` returned.
+        sweep: The sweep.
+        results: Results of :func:`securevfl.lab.sweep.train_grid`.
         left_out: Points without figures, by name.
 
     Returns:
@@ -72,7 +69,7 @@ def summary(
         "higher_is_better": shown.higher_is_better,
         "chosen_by": results[0]["metric"],
         "seed_numbers": list(sweep.seeds),
-        "settings": {setting.name: list(setting.values()) for setting in sweep.settings},
+        "settings": {setting.name: list(setting.values) for setting in sweep.settings},
         "points": points,
         "alone": over_seeds(runs[ALONE], sweep.metrics) if ALONE in runs else None,
         "best": max(measured, key=lambda name: sign * measured[name], default=None),
@@ -88,7 +85,7 @@ def table_rows(figures: Mapping[str, Any], *, narrow: bool = False) -> list[list
     """Return the table for people, its heading first.
 
     Args:
-        figures: What :func:`summary` returned.
+        figures: Result of :func:`summary`.
         narrow: Whether it is for a screen, which has room for a few metrics beside the first,
             without deviations.
     """
@@ -133,7 +130,7 @@ def table_rows(figures: Mapping[str, Any], *, narrow: bool = False) -> list[list
 
 
 def _headings(settings: Collection[str]) -> list[str]:
-    """Return settings by their last part, where that leaves no doubt."""
+    """Return short names of settings: the last part if it is unique."""
     last = [name.rpartition(".")[2] for name in settings]
     return [
         short if last.count(short) == 1 else name
@@ -147,7 +144,7 @@ def write_sweep(
     """Write ``sweep.json``, ``sweep.csv`` (a row a run, a column a setting) and ``sweep.md``."""
     names = list(figures["settings"])
     rows = [
-        {**result, "run": result["name"], **settings_of(figures["points"], result["name"])}
+        {**result, "run": result["name"], **_settings_of(figures["points"], result["name"])}
         for result in results
     ]
     text = csv_of_runs(rows, first=("run", *names, *_CSV_FIELDS), splits=("test", "validation"))
@@ -156,96 +153,7 @@ def write_sweep(
     files.write_json(folder / "sweep.json", figures, for_others=True)
 
 
-def settings_of(points: Mapping[str, Any], name: str) -> dict[str, str]:
-    """Return a run's settings as columns of CSV; none of the primary alone."""
+def _settings_of(points: Mapping[str, Any], name: str) -> dict[str, str]:
+    """Return a run's settings as columns of CSV; empty for the primary alone."""
     settings = points[name]["settings"] if name in points else {}
     return {setting: text_of(value) for setting, value in settings.items()}
-
-
-# A search's figures: what validation rows say of each trial, and the best trial's own run.
-
-# No column of test rows: whoever sorts trials by these chooses by them.
-_TRIAL_FIELDS: Final = ("seed", "metric", "validation", "train", "epsilon", "epochs", "best_epoch")
-
-
-def search_summary(sweep: Sweep, search: SearchResult) -> dict[str, Any]:
-    """Return a search as one JSON object.
-
-    Returns:
-        ``metric``, the validation metric that trials are chosen by; ``settings`` with the range of
-        each; ``trials``, each with ``number``, ``settings`` and ``validation``, the mean over
-        ``seed_numbers`` (None if it failed); ``best``, the trial with the best one, and with
-        ``test``, the figures of its own runs; ``alone``, the same of the primary alone, None where
-        settings change what that is; and ``left_out`` with reasons. No other trial's test rows are
-        in it.
-    """
-    runs = by_name(search.results)
-    return {
-        "federation": sweep.config.federation.name,
-        "task": sweep.config.federation.task,
-        "metric": sweep.metrics[0].name,
-        "higher_is_better": sweep.metrics[0].higher_is_better,
-        "chosen_by": search.results[0]["metric"],
-        "seed_numbers": list(sweep.seeds),
-        "settings": {setting.name: setting.text for setting in sweep.settings},
-        "trials": [
-            {
-                "number": trial.number,
-                "settings": dict(trial.point.settings),
-                "validation": trial.validation,
-            }
-            for trial in search.trials
-        ],
-        "best": {
-            "number": search.best.number,
-            "name": search.best.point.name,
-            "settings": dict(search.best.point.settings),
-            "validation": search.best.validation,
-            "test": over_seeds(runs[search.best.point.name], sweep.metrics),
-        },
-        "alone": over_seeds(runs[ALONE], sweep.metrics) if ALONE in runs else None,
-        "left_out": {
-            point.name: {"status": point.status, "reason": point.reason}
-            for point in search.left_out.values()
-        },
-        "version": __version__,
-    }
-
-
-def trial_rows(figures: Mapping[str, Any]) -> list[list[str]]:
-    """Return the trials for people, the best first, beneath a heading.
-
-    Args:
-        figures: What :func:`search_summary` returned.
-    """
-    sign = -1 if figures["higher_is_better"] else 1
-    known = [trial for trial in figures["trials"] if trial["validation"] is not None]
-    failed = [trial for trial in figures["trials"] if trial["validation"] is None]
-    ordered = [*sorted(known, key=lambda trial: sign * trial["validation"]), *failed]
-    return [
-        ["trial", *figures["settings"], f"validation {figures['metric']}"],
-        *(
-            [
-                str(trial["number"]),
-                *(text_of(value) for value in trial["settings"].values()),
-                "failed"
-                if trial["validation"] is None
-                else cell({"mean": trial["validation"], "std": None}),
-            ]
-            for trial in ordered
-        ),
-    ]
-
-
-def write_search(folder: Path, figures: Mapping[str, Any], search: SearchResult) -> None:
-    """Write ``search.json``, ``search.csv`` (a row a run, validation alone) and ``search.md``."""
-    points = {trial.point.name: {"settings": dict(trial.point.settings)} for trial in search.trials}
-    names = list(figures["settings"])
-    rows = [
-        {**result, "run": result["name"], **settings_of(points, result["name"])}
-        for result in search.results
-    ]
-    text = csv_of_runs(rows, first=("run", *names, *_TRIAL_FIELDS), splits=("validation",))
-    files.write_text(folder / "search.csv", text, for_others=True)
-    files.write_text(folder / "search.md", markdown(trial_rows(figures)), for_others=True)
-    files.write_json(folder / "search.json", figures, for_others=True)

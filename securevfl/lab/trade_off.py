@@ -1,4 +1,4 @@
-"""One figure for what a protection leaves of a model, and of an attack on it."""
+"""Calibrated averaged performance: utility and attack success of a protection in one figure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from securevfl.core.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Protected:
-    """What was measured at one strength of a protection."""
+    """Measurements at one strength of a protection."""
 
     strength: float
     """lambda, >= 0."""
@@ -28,7 +28,7 @@ class Protected:
 
 
 def calibrated_averaged_performance(points: Sequence[Protected]) -> float:
-    """Return the mean over strengths of utility times what the attack gets wrong.
+    """Return the mean over strengths of utility times the attack's share of wrong guesses.
 
     Of label inference, E of the definition is the share of labels that the attack misses: with it
     the accuracies of the paper's Table XI give the figures of its Table XII. The figure is between

@@ -1,4 +1,4 @@
-"""Deal one table's features out unevenly: by importance and by correlation, as VertiBench does."""
+"""Uneven divisions of a table's features by importance and by correlation, after VertiBench."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -24,11 +24,11 @@ _NEAR: Final = 1e-4
 def by_importance(
     features: int, *, parties: int, weights: float | Sequence[float], first: int, seed: int
 ) -> Parts:
-    """Deal each feature to a party drawn with shares of importance from a Dirichlet distribution.
+    """Assign each feature to a party that is drawn with random shares of importance.
 
     Args:
-        features: How many there are.
-        parties: How many there are.
+        features: Number of features.
+        parties: Number of parties.
         weights: alpha of every party, or one a party, > 0; small ones make very uneven shares.
         first: Features that the first party has at least; every other one has one at least.
         seed: Of all draws.
@@ -54,7 +54,7 @@ def by_importance(
 
 
 def icor(correlations: Float64[np.ndarray, "features features"], parts: Parts) -> float:
-    """Return how much more features of different parties are correlated than those of one.
+    """Return Icor: correlation between parties' features minus correlation within parties.
 
     The mean over parties i of the mean over others j of ``Pcor(i, j) - Pcor(i, i)``, Pcor being
     the standard deviation of a block's singular values over the root of its smaller side.
@@ -81,13 +81,13 @@ def icor(correlations: Float64[np.ndarray, "features features"], parts: Parts) -
 def by_correlation(
     X: Float64[np.ndarray, "rows features"], *, parties: int, beta: float, seed: int
 ) -> Parts:
-    """Deal features out equally, so that Icor is beta of the way from its least to its largest.
+    """Divide features equally, so that Icor is beta of the way from its least to its largest.
 
     Args:
         X: The table.
-        parties: How many there are.
+        parties: Number of parties.
         beta: 0 keeps correlated features together, 1 spreads them over the parties.
-        seed: Of the search.
+        seed: Seed of the search.
 
     References:
         [VertiBench], as in its package (0.1.2), ``CorrelationSplitter``.
@@ -101,7 +101,7 @@ def by_correlation(
     start = np.array_split(random.permutation(X.shape[1]), parties)
 
     def search(target: float) -> tuple[Parts, float]:
-        """Return parts, and their Icor, that come as near to a target as exchanges find."""
+        """Return parts whose Icor is near a target, and that Icor."""
         parts = [part.copy() for part in start]
         reached = icor(correlations, parts)
         for tried_before in range(_TRIES):

@@ -1,1 +1,1 @@
-"""A kept model behind an HTTP API: rows in, predictions out, within the ledgers."""
+"""HTTP API of a saved model: predictions of rows, within the ledgers."""

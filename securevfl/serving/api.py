@@ -28,7 +28,7 @@ from securevfl.serving.prometheus import ServiceMetrics
 from securevfl.version import __version__
 
 RETRY_S: Final = 5
-"""After which a client may ask again when a party is gone."""
+"""Seconds after which a client may try again if a party is missing."""
 
 _PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
 _SPENT: Final = (
@@ -50,7 +50,7 @@ _MISFIT: Final = "the rows do not fit the model's columns; GET /schema says what
 
 
 class Predicted(BaseModel):
-    """What the model says of one row."""
+    """Prediction of one row."""
 
     prediction: str | bool | int | float | None
     """The most probable class, or a regression's number in the label's unit; null with a note."""
@@ -80,7 +80,7 @@ class Answer(BaseModel):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Served:
-    """What is served."""
+    """Description of the served model."""
 
     federation: str
     run: str
@@ -91,13 +91,13 @@ class Served:
 
 
 def make_app(served: Served, asker: Asker, figures: ServiceMetrics, rate: Rate) -> FastAPI:
-    """Return the application; its life starts and ends the asker.
+    """Return the application, which starts and stops the asker.
 
     Args:
-        served: What is served.
-        asker: Asks the parties.
-        figures: For Prometheus.
-        rate: Of predicted rows.
+        served: Description of the model.
+        asker: Thread that requests predictions from the parties.
+        figures: Figures for Prometheus.
+        rate: Limit on predicted rows.
     """
     # One body is read at a time: what the largest one needs in memory is needed once.
     reader = ThreadPoolExecutor(1, thread_name_prefix="securevfl-rows")
@@ -150,7 +150,7 @@ def make_app(served: Served, asker: Asker, figures: ServiceMetrics, rate: Rate) 
 
     @app.get("/budget")
     async def budget() -> dict[str, Any]:
-        """Say what predictions of the model have spent, and what is left, as far as is known."""
+        """Return the spent and the remaining budget of the model's predictions, if known."""
         return {
             "run": served.run,
             "parties": [_budget_fields(party_budget) for party_budget in asker.budgets],
@@ -164,7 +164,7 @@ def make_app(served: Served, asker: Asker, figures: ServiceMetrics, rate: Rate) 
 
     @app.get("/schema")
     async def schema() -> dict[str, Any]:
-        """Say what a row holds, and what is predicted."""
+        """Return the columns of a row, and the kind of prediction."""
         return {
             "federation": served.federation,
             "task": served.task,
@@ -283,7 +283,7 @@ def _row_answer(value: Any, share: dict[str, float] | None, note: str) -> Predic
 
 
 async def _plain(_request: Request, error: Exception) -> Response:
-    """Answer Starlette's own refusals in the form of all others."""
+    """Return Starlette's own refusals in the form of all others."""
     status = error.status_code if isinstance(error, HTTPException) else 500
     words = {400: "bad_request", 404: "not_found", 405: "not_allowed"}
     more = (getattr(error, "headers", None) or {}).get("Allow", "another method")

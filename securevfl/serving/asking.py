@@ -1,4 +1,4 @@
-"""One thread asks the parties, and everybody who waits meanwhile is asked for together.
+"""Thread that requests predictions; requests that wait at the same time are combined.
 
 A session answers one request at a time. What comes in while it works, and for a moment longer, goes
 into the next one as a whole: that is quicker, and cheaper where every request is charged: all rows
@@ -24,7 +24,7 @@ from securevfl.runtime.prediction_session import PredictionSession
 from securevfl.runtime.predictions import Predictions
 
 MOST_WAITING: Final = 256
-"""Requests that may wait for the one before them."""
+"""Most requests that may wait."""
 
 _NAP_S: Final = 0.2
 _AGAIN_S: Final = 0.5
@@ -33,23 +33,23 @@ _END_S: Final = 60.0
 
 @runtime_checkable
 class Listener(Protocol):
-    """Hears what an :class:`Asker` does."""
+    """Callbacks for the requests of an :class:`Asker`."""
 
     def note_request(self, requests: int, rows: int, seconds: float) -> None:
-        """A request of the parties has been answered."""
+        """Note an answered request to the parties."""
         ...
 
-    def said(self, text: str) -> None:
-        """Something happened that the operator should know."""
+    def warn(self, text: str) -> None:
+        """Note an event for the operator."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Model:
-    """What is asked: a session when it is entered, again and again."""
+    """Model whose parties answer in sessions."""
 
     open: Callable[[], AbstractContextManager[PredictionSession]]
-    """Waits until all parties are there."""
+    """Opens a session, which waits for all parties."""
     rows: Callable[[pd.DataFrame], NamedRows]
     """Reads rows as the model's schema says."""
     interrupt: Callable[[], None]
@@ -57,7 +57,7 @@ class Model:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Asked:
+class _WaitingRequest:
     frame: pd.DataFrame
     answer: "Future[Predictions]" = field(default_factory=Future)
 
@@ -74,31 +74,31 @@ class Asker:
         listener: Listener,
         clock: Callable[[], float],
     ) -> None:
-        """Make it; :meth:`start` begins.
+        """Create an asker; :meth:`start` starts its thread.
 
         Args:
-            model: What is asked.
-            most_rows: Of one request.
-            gather_s: How long a request waits for others to go with it, at most.
-            listener: Hears what happens.
-            clock: Seconds.
+            model: The model.
+            most_rows: Most rows of one request.
+            gather_s: Most seconds that a request waits for others to join it.
+            listener: Callbacks for requests.
+            clock: Clock in seconds.
         """
         self._model = model
         self._most_rows = most_rows
         self._gather_s = gather_s
         self._listener = listener
         self._clock = clock
-        self._waiting: deque[_Asked] = deque()
+        self._waiting: deque[_WaitingRequest] = deque()
         self._changed = threading.Condition()
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._live, name="securevfl-asker", daemon=True)
         self._budgets: list[PredictionBudget] = []
         self.ready = False
-        """Whether all parties are there."""
+        """Whether all parties are connected."""
 
     @property
     def budgets(self) -> list[PredictionBudget]:
-        """What is known of the parties' budgets, as it was after the last request."""
+        """Known budgets of the parties after the last request."""
         return self._budgets
 
     def start(self) -> None:
@@ -106,16 +106,15 @@ class Asker:
         self._thread.start()
 
     def ask(self, frame: pd.DataFrame) -> "Future[Predictions]":
-        """Return what will be the predictions of rows; a cancelled one is not asked for.
+        """Return a future of rows' predictions; a cancelled future is not requested.
 
         Args:
             frame: At most ``most_rows`` rows.
 
         Raises:
-            PartyFailedError: If not all parties are there.
-            queue.Full: If too many wait already.
+            PartyFailedError: If a party is missing. queue.Full: If too many wait already.
         """
-        asked = _Asked(frame=frame)
+        asked = _WaitingRequest(frame=frame)
         with self._changed:
             if not self.ready:
                 raise PartyFailedError("not all parties are connected")
@@ -126,7 +125,7 @@ class Asker:
         return asked.answer
 
     def close(self) -> None:
-        """Answer who waits, end the session in order, and stop."""
+        """Answer all waiting requests, end the session, and stop the thread."""
         self._ending.set()
         with self._changed:
             self._changed.notify()
@@ -140,13 +139,13 @@ class Asker:
                 with self._model.open() as session:
                     self._budgets = session.budgets()
                     self.ready = True
-                    self._listener.said("all parties are connected")
+                    self._listener.warn("all parties are connected")
                     self._answer_all(session)
             except SecureVflError as error:
                 if not self._ending.is_set():
-                    self._listener.said(f"session lost: {error.for_others()}")
+                    self._listener.warn(f"session lost: {error.for_others()}")
             except Exception as error:  # noqa: BLE001 - the thread must outlive whatever it was
-                self._listener.said(f"session lost by an unexpected {type(error).__name__}")
+                self._listener.warn(f"session lost by an unexpected {type(error).__name__}")
             self._turn_away()
             self._ending.wait(_AGAIN_S)
 
@@ -160,14 +159,14 @@ class Asker:
             else:
                 session.check()
 
-    def _next(self) -> list[_Asked]:
-        """Return the requests that go together, in order; empty if none wait."""
+    def _next(self) -> list[_WaitingRequest]:
+        """Return the waiting requests to combine, in order."""
         with self._changed:
             if not self._waiting:
                 self._changed.wait(_NAP_S)
             if self._waiting and self._gather_s > 0:
                 self._changed.wait_for(self._is_full, self._gather_s)
-            taken: list[_Asked] = []
+            taken: list[_WaitingRequest] = []
             rows = 0
             while self._waiting and (
                 not taken or rows + len(self._waiting[0].frame) <= self._most_rows
@@ -182,7 +181,7 @@ class Asker:
         rows = sum(len(question.frame) for question in self._waiting)
         return rows >= self._most_rows or self._ending.is_set()
 
-    def _answer(self, session: PredictionSession, asked: Sequence[_Asked]) -> None:
+    def _answer(self, session: PredictionSession, asked: Sequence[_WaitingRequest]) -> None:
         began = self._clock()
         try:
             frame = pd.concat([question.frame for question in asked], ignore_index=True)
@@ -211,7 +210,9 @@ class Asker:
             question.answer.set_result(predictions.part(first, first + len(question.frame)))
             first += len(question.frame)
 
-    def _answer_one_by_one(self, session: PredictionSession, asked: Sequence[_Asked]) -> None:
+    def _answer_one_by_one(
+        self, session: PredictionSession, asked: Sequence[_WaitingRequest]
+    ) -> None:
         for number, question in enumerate(asked, 1):
             try:
                 self._answer(session, [question])
@@ -230,6 +231,6 @@ class Asker:
         )
 
 
-def _fail(asked: Sequence[_Asked], error: Exception) -> None:
+def _fail(asked: Sequence[_WaitingRequest], error: Exception) -> None:
     for question in asked:
         question.answer.set_exception(error)

@@ -2,7 +2,7 @@
 
 Only a request for predictions that shows the token has its body read, and only a whole body goes
 on. The log has method, path, status and time. Paths that the server does not have, queries, headers
-and bodies are never in it: they may hold what is nobody's business.
+and bodies are never in it: they may hold private data.
 """
 
 import asyncio
@@ -25,8 +25,6 @@ from securevfl.core import files
 from securevfl.core.errors import ConfigError
 from securevfl.serving.prometheus import ServiceMetrics
 
-# The token that a client shows: from a file or a variable, never from a command line.
-
 VARIABLE: Final = "SECUREVFL_TOKEN"
 FILE: Final = "serve.token"
 
@@ -36,14 +34,14 @@ _FRESH_BYTES: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token's digest; the token itself is forgotten."""
+    """Digest of a token, which itself is not kept."""
 
     digest: bytes
     source: str
     """Source of the token, for the operator."""
 
     def fits(self, authorization: bytes | None) -> bool:
-        """Return whether a header shows it, in a time that does not depend on how wrong it is.
+        """Return whether a header has the token, in constant time.
 
         Args:
             authorization: The value of ``Authorization``; None without one.
@@ -54,12 +52,12 @@ class Token:
 
 
 def token_of(path: Path | None, *, folder: Path) -> Token:
-    """Return the token that clients must show.
+    """Return the token that clients must send.
 
     Args:
         path: Its file; None takes the variable ``SECUREVFL_TOKEN`` and, without it, the file
             ``serve.token`` in ``folder``, which is made if it is not there.
-        folder: The run's.
+        folder: Folder of the run.
 
     Raises:
         ConfigError: If the file cannot be read, others can read it, or the token is too short.
@@ -95,22 +93,19 @@ def _digest(shown: bytes) -> bytes:
     return hashlib.sha256(shown).digest()
 
 
-# Rate of predictions: a bucket that fills with time, and that every predicted row takes from.
-
-
 class Rate:
-    """At most so many predictions a second, over all clients.
+    """Limit on predicted rows a second, over all clients.
 
     As many rows as a second allows, and always one, may come at once. A larger request is refused
     for good: it would keep all other clients waiting for as long as its rows last.
     """
 
     def __init__(self, per_s: float | None, clock: Callable[[], float]) -> None:
-        """Make a full bucket.
+        """Create a full bucket of rows.
 
         Args:
             per_s: Rows a second; None for no limit.
-            clock: Seconds.
+            clock: Clock in seconds.
         """
         self._per_s = math.inf if per_s is None else per_s
         self._clock = clock
@@ -119,18 +114,18 @@ class Rate:
         self._filled = clock()
 
     def most_rows(self, limit: int) -> int:
-        """Return how many rows one request may have.
+        """Return the most rows of one request.
 
         Args:
-            limit: How many it may have at any rate.
+            limit: Most rows without a rate limit.
         """
         return limit if self._most >= limit else int(self._most)
 
     def wait_s(self, rows: int) -> float:
-        """Return how long rows must wait for their turn, and count them if they need not.
+        """Return the seconds that rows must wait; count them if it is 0.
 
         Args:
-            rows: Of one request, at most :meth:`most_rows`.
+            rows: Rows of one request, at most :meth:`most_rows`.
         """
         if math.isinf(self._per_s):
             return 0.0
@@ -143,16 +138,14 @@ class Rate:
         return 0.0
 
 
-# Guard before the application: token, size and time of a body; and the log of requests.
-
 PREDICT: Final = "/predict"
 OPEN: Final = frozenset({"/health", "/ready"})
-"""Paths that need no token; they say whether the server lives, and nothing else."""
+"""Paths that need no token; they only tell whether the server runs."""
 PATHS: Final = OPEN | {PREDICT, "/budget", "/metrics", "/schema", "/openapi.json"}
 
 _BODY_S: Final = 30.0
 _MOST_BODIES: Final = 64
-"""Bodies of the largest size for which there is memory at once."""
+"""Most bodies of the largest size in memory at once."""
 
 _INTERNAL: Final = 500
 
@@ -171,18 +164,17 @@ class Guard:
         log: Callable[[str], None],
         clock: Callable[[], float],
     ) -> None:
-        """Make it.
+        """Create the guard.
 
         Args:
             app: The application.
-            token: What clients must show; None lets everybody in.
-            hosts: What clients must call the server, without its port; None: anything. A page of
-                the web that a browser of this machine shows has another name, whatever its
-                address has become since.
-            max_bytes: Of one body.
-            figures: Counts the answers.
-            log: Takes one line a request.
-            clock: Seconds.
+            token: Token that clients must send; None requires none.
+            hosts: Names of the server that clients may use, without the port; None: any. A page of
+                the web in a browser of this machine uses another name, whatever its address is.
+            max_bytes: Most bytes of one body.
+            figures: Counters of answers.
+            log: Callback for a line for each request.
+            clock: Clock in seconds.
         """
         self._app = app
         self._token, self._hosts = token, hosts
@@ -193,7 +185,7 @@ class Guard:
         self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse a request, or hand it on; its body is whole, and empty but for predictions."""
+        """Refuse a request, or pass it on; only a request for predictions has a body then."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -282,10 +274,10 @@ CUT_OFF: Final = "the client left before its request was whole or its turn had c
 def error_response(
     status: int, error: str, *details: str | dict[str, str], **more: Any
 ) -> JSONResponse:
-    """Return an answer that says what is wrong: ``error``, a word, and ``details``, one a line.
+    """Return an error response with a word in ``error`` and lines in ``details``.
 
     Args:
-        status: Of HTTP.
+        status: HTTP status.
         error: The word.
         details: The lines; a mapping among them holds headers.
         more: Further fields.

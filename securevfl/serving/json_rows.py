@@ -1,4 +1,4 @@
-"""Rows as JSON: what a model's columns ask of them, and the frame that they become.
+"""Rows as JSON: their schema by a model's columns, and conversion to a frame.
 
 A feature that may be missing may be left out. Columns that the model does not know are left out of
 account, as they are in a file of new rows; in a row that lacks a feature they are refused, since a
@@ -76,11 +76,11 @@ class RowColumn:
     note: str
     """Purpose of the column."""
     sign: str = ""
-    """Sign that the table writes with numbers of the column; a row has the number alone."""
+    """Sign of the column's numbers in tables; a JSON row has the number alone."""
 
 
 class BadRowsError(DataError):
-    """A body is no rows, or rows hold what their columns do not.
+    """Error of a body without valid rows.
 
     Its lines name rows and columns, and never quote a cell.
     """
@@ -88,12 +88,12 @@ class BadRowsError(DataError):
     def __init__(self, lines: Sequence[str]) -> None:
         more = ["and more"] if len(lines) > MOST_LINES else []
         self.lines = (*lines[:MOST_LINES], *more)
-        """What is wrong, a line a cell."""
+        """Problems, a line for each cell."""
         super().__init__("; ".join(self.lines))
 
 
 class TooManyRowsError(DataError):
-    """A body has more rows than one request may have."""
+    """Error of a body with more rows than a request may have."""
 
 
 class RowFormat:
@@ -111,7 +111,7 @@ class RowFormat:
         """Return the schema of a body, for clients: ``rows``, or one ``row``.
 
         Args:
-            most_rows: Of one request.
+            most_rows: Most rows of one request.
         """
         rows = Field(default=None, max_length=most_rows, description="Rows to predict.")
         return create_model(
@@ -160,7 +160,7 @@ class RowFormat:
 
         Args:
             body: JSON: ``{"rows": [{...}, ...]}`` or ``{"row": {...}}``.
-            most_rows: Of one request.
+            most_rows: Most rows of one request.
 
         Raises:
             TooManyRowsError: Before any row is checked.
@@ -194,7 +194,7 @@ class RowFormat:
         return row
 
     def _misspelt(self, number: int, cells: Mapping[str, Any]) -> list[str]:
-        """Return a line for each column that the model does not know, of a row that lacks some."""
+        """Return a line for each unknown column of a row that lacks some column."""
         absent = [name for name in self._by_name if name not in cells]
         unknown = (name for name in cells if name not in self._by_name)
         first = repr(absent[0][:_LONGEST_NAME])
@@ -206,7 +206,7 @@ class RowFormat:
         return lines
 
     def _problems(self, number: int, error: ValidationError) -> Iterator[str]:
-        """Yield what is wrong with a row, a line a cell, some more than once."""
+        """Yield the problems of a row, a line for each cell; some come twice."""
         for detail in error.errors(include_url=False, include_context=False):
             name = str(detail["loc"][0])
             what = _EXPECTED[self._by_name[name].kind]
@@ -282,7 +282,7 @@ def _rows_of(body: bytes, most_rows: int) -> list[Any]:
 
 
 def _require_different(pairs: list[tuple[str, Any]]) -> None:
-    """Refuse an object with two values of one name.
+    """Refuse an object with a repeated name.
 
     Raises:
         BadRowsError: Naming it.

@@ -27,93 +27,16 @@ from securevfl.serving.json_rows import RowFormat
 from securevfl.transport.identity import Identity
 from securevfl.transport.star import PrimaryTransport
 
-# Serving on without secondaries that were lost, where the operator wants that.
-
-
-class WithoutLost:
-    """Sessions of predictions, each without the secondaries that those before it have lost.
-
-    One that was lost stays out until the server is started again: it is turned away when it comes
-    back, so that no session ends for it.
-    """
-
-    def __init__(
-        self,
-        life: PartySession,
-        model: SavedModel,
-        *,
-        opened: Callable[[PrimaryTransport], None],
-        observe: Observer,
-    ) -> None:
-        """Make it.
-
-        Args:
-            life: The primary's.
-            model: Its half of the network.
-            opened: See :func:`predicting`.
-            observe: Is warned of every secondary that is lost.
-        """
-        self._life = life
-        self._model = model
-        self._opened = opened
-        self._observe = observe
-        self.lost: tuple[str, ...] = ()
-        """Names of those that are out."""
-
-    @contextmanager
-    def session(self) -> Iterator[PredictingPrimary]:
-        """Hold a session with those that are left; see :func:`predicting`.
-
-        Raises:
-            ProtocolError: If a party is lost. The next session goes on without it, if enough
-                secondaries are left.
-        """
-        try:
-            with predicting(
-                self._life, self._model, opened=self._opened, without=self.lost
-            ) as session:
-                yield session
-        except (PartyTimeoutError, PartyFailedError) as error:
-            self._leave_out([] if error.party is None else error.party.split(", "))
-            raise
-
-    def _leave_out(self, names: list[str]) -> None:
-        config = self._life.config
-        secondaries = [party.name for party in config.secondaries]
-        fresh = [name for name in names if name in secondaries and name not in self.lost]
-        if not fresh:
-            return
-        without = tuple(name for name in secondaries if name in (*self.lost, *fresh))
-        try:
-            enough = bool(active_without(config, without))
-        except ConfigError:
-            enough = False
-        if not enough:
-            self._observe(
-                Warned(
-                    text=f"{', '.join(fresh)}: lost, and too few secondaries are left to go on "
-                    f"(prediction.least_secondaries); waiting for it"
-                )
-            )
-            return
-        self.lost = without
-        self._observe(
-            Warned(text=f"{', '.join(fresh)}: lost; predictions go on without it and say so")
-        )
-
-
-# What a server asks: a run's parties in this process, in processes beside it, or elsewhere.
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Opened:
-    """A kept model that can be asked."""
+class OpenedModel:
+    """Saved model with its parties ready for requests."""
 
     model: Model
     kept: SavedModel
     rows: RowFormat
     processes: KeptProcesses | None = None
-    """Processes of the other parties, where they run on this machine."""
+    """Processes of the other parties, if they run on this machine."""
 
     def describe(self, *, max_rows: int) -> Served:
         """Return its description for the API."""
@@ -131,17 +54,16 @@ class Opened:
 @contextmanager
 def open_model(
     run: TrainedRun, *, observe: Observer, without_lost: bool = False
-) -> Iterator[Opened]:
-    """Load a run's model, and make ready to ask its parties.
+) -> Iterator[OpenedModel]:
+    """Load a run's model, and prepare requests to its parties.
 
-    A run that was simulated is asked in this process, one that was trained on this machine in a
-    process a party, which are kept running; with an identity, this is the primary, and the other
-    parties join from elsewhere (``securevfl party --serve``). A model that answers alone asks
-    nobody.
+    The parties of a simulated run are in this process, and those of a run on this machine in one
+    process each. With an identity, this is the primary, and the other parties join from elsewhere
+    (``securevfl party --serve``). A model that answers alone asks nobody.
 
     Args:
         run: The run that trained.
-        observe: Called with progress.
+        observe: Receives progress events.
         without_lost: Whether to go on without a secondary that was lost, between processes.
 
     Raises:
@@ -175,7 +97,7 @@ def open_model(
             yield served
 
 
-def in_process(run: TrainedRun) -> Opened:
+def in_process(run: TrainedRun) -> OpenedModel:
     """Return a model whose parties are all in this process.
 
     Raises:
@@ -190,9 +112,9 @@ def _open_local(
     own: SavedModel,
     config: FederationConfig,
     session: Callable[[], AbstractContextManager[PredictionSession]],
-) -> Opened:
+) -> OpenedModel:
     """Return a model that never waits for parties."""
-    return Opened(
+    return OpenedModel(
         model=Model(open=session, rows=_reader(config, own), interrupt=lambda: None),
         kept=own,
         rows=_rows(config, own),
@@ -206,7 +128,7 @@ def between_processes(
     identity: Identity | None = None,
     processes: KeptProcesses | None = None,
     without_lost: bool = False,
-) -> Iterator[Opened]:
+) -> Iterator[OpenedModel]:
     """Hold the primary's files, and sessions with the other parties.
 
     Args:
@@ -223,7 +145,7 @@ def between_processes(
         party.files.hold_ledger()
         party.files.log("serving", run=model.run)
         going_on = WithoutLost(party, model, opened=star.hold, observe=job.observe)
-        yield Opened(
+        yield OpenedModel(
             model=Model(
                 open=going_on.session
                 if without_lost
@@ -268,7 +190,7 @@ def _rows(config: FederationConfig, model: SavedModel) -> RowFormat:
 def _others_in_processes(
     config: FederationConfig, options: RunOptions
 ) -> Iterator[tuple[FederationConfig, Identity, KeptProcesses]]:
-    """Keep every party but the primary running in its own process, answering for its kept model.
+    """Run every party except the primary in its own process, ready for requests.
 
     Args:
         config: The federation file; addresses and identities are replaced by this run's own.
@@ -299,3 +221,75 @@ def _others_in_processes(
         commands = here.commands(options, of_all=["--serve"], without=left_out)
         with keeping(commands, on_event=on_event, on_end=on_end) as kept:
             yield here.config, here.identities[primary], kept
+
+
+class WithoutLost:
+    """Sessions of predictions without the secondaries that earlier sessions have lost.
+
+    One that was lost stays out until the server is started again: it is turned away when it comes
+    back, so that no session ends for it.
+    """
+
+    def __init__(
+        self,
+        life: PartySession,
+        model: SavedModel,
+        *,
+        opened: Callable[[PrimaryTransport], None],
+        observe: Observer,
+    ) -> None:
+        """Make it.
+
+        Args:
+            life: The primary's.
+            model: Its half of the network.
+            opened: See :func:`predicting`.
+            observe: Is warned of every secondary that is lost.
+        """
+        self._life = life
+        self._model = model
+        self._opened = opened
+        self._observe = observe
+        self.lost: tuple[str, ...] = ()
+        """Names of the lost secondaries."""
+
+    @contextmanager
+    def session(self) -> Iterator[PredictingPrimary]:
+        """Hold a session with those that are left; see :func:`predicting`.
+
+        Raises:
+            ProtocolError: If a party is lost. The next session goes on without it, if enough
+                secondaries are left.
+        """
+        try:
+            with predicting(
+                self._life, self._model, opened=self._opened, without=self.lost
+            ) as session:
+                yield session
+        except (PartyTimeoutError, PartyFailedError) as error:
+            self._leave_out([] if error.party is None else error.party.split(", "))
+            raise
+
+    def _leave_out(self, names: list[str]) -> None:
+        config = self._life.config
+        secondaries = [party.name for party in config.secondaries]
+        fresh = [name for name in names if name in secondaries and name not in self.lost]
+        if not fresh:
+            return
+        without = tuple(name for name in secondaries if name in (*self.lost, *fresh))
+        try:
+            enough = bool(active_without(config, without))
+        except ConfigError:
+            enough = False
+        if not enough:
+            self._observe(
+                Warned(
+                    text=f"{', '.join(fresh)}: lost, and too few secondaries are left to go on "
+                    f"(prediction.least_secondaries); waiting for it"
+                )
+            )
+            return
+        self.lost = without
+        self._observe(
+            Warned(text=f"{', '.join(fresh)}: lost; predictions go on without it and say so")
+        )

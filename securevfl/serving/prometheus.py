@@ -1,4 +1,4 @@
-"""What Prometheus reads: counts, times and budgets; never a row, a key or a prediction."""
+"""Figures for Prometheus: counts, times and budgets; never a row, a key or a prediction."""
 
 from typing import Final
 

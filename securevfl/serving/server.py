@@ -1,9 +1,4 @@
-"""HTTP server: socket, connections, signals, and an end that answers every request.
-
-uvicorn closes connections that are idle between two requests, and no others. What is here closes
-those that send no whole head of a request, that go on sending a body whose answer they have, and
-that do not read their answers.
-"""
+"""HTTP server: socket, signals, and an end that answers every request."""
 
 import asyncio
 import logging
@@ -17,124 +12,21 @@ from functools import partial
 from types import FrameType
 from typing import Any, Final, cast
 
-import h11
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from securevfl.core.errors import ConfigError
 from securevfl.serving.api import make_app
 from securevfl.serving.asking import Asker
 from securevfl.serving.guard import Guard, Rate, Token
-from securevfl.serving.opening import Opened
+from securevfl.serving.http_connection import ConnectionLimits, GuardedConnection
+from securevfl.serving.opening import OpenedModel
 from securevfl.serving.prometheus import ServiceMetrics
-
-# One HTTP connection: how long it may say nothing or read nothing, and how many there may be.
-
-_MOST: Final = 512
-_PIECE: Final = 1 << 14
-"""Bytes that are read at once: parsing 256 KiB of tiny chunks would keep all others waiting."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ConnectionLimits:
-    """Limits of one server's connections."""
-
-    most: int
-    """At once; one more closes the one that has waited for a request for longest."""
-    head_s: float = 10.0
-    """Seconds for the first line and the headers of a request, from the connection's begin or from
-    the last answer on."""
-    linger_s: float = 1.0
-    """Seconds for which a body is thrown away whose request is answered already."""
-    answer_s: float = 30.0
-    """Seconds for which an answer may wait to be read."""
-
-    @classmethod
-    def of_this_process(cls) -> "ConnectionLimits":
-        """Return limits that leave three quarters of this process's file descriptors free."""
-        try:
-            import resource
-        except ImportError:  # not on Windows
-            return cls(most=_MOST)
-        descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        return cls(most=max(1, min(_MOST, descriptors // 4)) if descriptors > 0 else _MOST)
-
-
-class GuardedConnection(H11Protocol):
-    """A connection that is cut off by its limits; the ones before it, by their number."""
-
-    def __init__(self, *args: Any, limits: ConnectionLimits, **named: Any) -> None:
-        super().__init__(*args, **named)
-        self._limits = limits
-        self._next: asyncio.TimerHandle | None = None
-        self._unread: asyncio.TimerHandle | None = None
-
-    @property
-    def _waits_until(self) -> float | None:
-        """When the wait for a request ends; None while one is answered."""
-        waits = self.cycle is None or self.cycle.response_complete
-        return self._next.when() if waits and self._next is not None else None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait for a request, in the place of the longest wait if there are too many."""
-        super().connection_made(transport)
-        transport.max_size = _PIECE  # type: ignore[attr-defined]
-        self._wait(self._limits.head_s)
-        there: list[Any] = [
-            connection for connection in self.connections if not connection.transport.is_closing()
-        ]
-        if len(there) > self._limits.most:
-            waiting = [
-                (connection._waits_until, connection)
-                for connection in there
-                if connection._waits_until is not None
-            ]
-            min(waiting, key=lambda pair: pair[0])[1].transport.abort()
-
-    def on_response_complete(self) -> None:
-        """Wait for the next request, and for less long if this one's body still comes."""
-        rest = self.conn.their_state is h11.SEND_BODY
-        super().on_response_complete()
-        self._wait(self._limits.linger_s if rest else self._limits.head_s)
-
-    def pause_writing(self) -> None:
-        """Give the client its time to read."""
-        super().pause_writing()
-        self._unread = self.loop.call_later(self._limits.answer_s, self.transport.abort)
-
-    def resume_writing(self) -> None:
-        """Go on: the client has read."""
-        super().resume_writing()
-        self._cancel(self._unread)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Let go of the clock."""
-        super().connection_lost(exc)
-        self._cancel(self._next)
-        self._cancel(self._unread)
-
-    def _wait(self, seconds: float) -> None:
-        self._cancel(self._next)
-        self._next = self.loop.call_later(seconds, self._end_wait)
-
-    def _end_wait(self) -> None:
-        if self._waits_until is not None:
-            # Not close(), which waits until the client has read what was sent.
-            self.transport.abort()
-
-    @staticmethod
-    def _cancel(timer: asyncio.TimerHandle | None) -> None:
-        if timer is not None:
-            timer.cancel()
-
-
-# A server's life: its socket, its signals and its end, in which every request is answered.
 
 LOG: Final = logging.getLogger("securevfl.serving")
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _BACKLOG: Final = 64
-"""Connections that wait to be accepted; so many are accepted before any of them is counted."""
+"""Most connections that wait to be accepted."""
 
 _GRACE_S: Final = 30
 _QUIET_S: Final = 10.0
@@ -142,22 +34,22 @@ _QUIET_S: Final = 10.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerSettings:
-    """How a model is served."""
+    """Settings of a server."""
 
     max_rows: int = 1000
-    """Most rows of one request, and of requests that are asked together."""
+    """Most rows of one request, and of combined requests."""
     max_bytes: int = 4 * 2**20
     """Most bytes of one body."""
     rate: float | None = None
     """Predicted rows a second, over all clients; None for no limit."""
     gather_s: float = 0.005
-    """How long a request waits for others to go with it, at most."""
+    """Most seconds that a request waits for others to join it."""
     hosts: frozenset[str] | None = None
     """Names that clients may call the server; None: any."""
 
 
-class _Told:
-    """Counts what the asker does, and says what an operator should know."""
+class _RequestLog:
+    """Listener that counts requests and logs them for the operator."""
 
     def __init__(self, figures: ServiceMetrics) -> None:
         self._figures = figures
@@ -166,24 +58,24 @@ class _Told:
         self._figures.count_request(rows, seconds)
         LOG.info("asked for %d rows of %d requests in %.1f ms", rows, requests, 1000 * seconds)
 
-    def said(self, text: str) -> None:
+    def warn(self, text: str) -> None:
         LOG.warning("%s", text)
 
 
-def application(opened: Opened, token: Token | None, settings: ServerSettings) -> ASGIApp:
-    """Return the whole application: guarded, and with an asker that lives as long as it.
+def application(opened: OpenedModel, token: Token | None, settings: ServerSettings) -> ASGIApp:
+    """Return the guarded application with its asker.
 
     Args:
-        opened: What is served.
-        token: What clients must show; None lets everybody in.
-        settings: How it is served.
+        opened: The model.
+        token: Token that clients must send; None requires none.
+        settings: Settings of the server.
     """
     figures = ServiceMetrics()
     asker = Asker(
         opened.model,
         most_rows=settings.max_rows,
         gather_s=settings.gather_s,
-        listener=_Told(figures),
+        listener=_RequestLog(figures),
         clock=time.monotonic,
     )
     return Guard(
@@ -203,7 +95,7 @@ def application(opened: Opened, token: Token | None, settings: ServerSettings) -
 
 
 def run_server(app: ASGIApp, listener: socket.socket) -> None:
-    """Serve until SIGTERM or Ctrl-C; requests that have come in are answered before it returns.
+    """Serve until SIGTERM or Ctrl-C; received requests are answered before it returns.
 
     Args:
         app: The application.
@@ -214,11 +106,11 @@ def run_server(app: ASGIApp, listener: socket.socket) -> None:
 
 
 def server_of(app: ASGIApp, limits: ConnectionLimits) -> uvicorn.Server:
-    """Return a server whose connections keep to limits.
+    """Return a server with limited connections.
 
     Args:
         app: The application.
-        limits: Of connections.
+        limits: Limits of connections.
     """
     config = uvicorn.Config(
         app,
@@ -236,7 +128,7 @@ def server_of(app: ASGIApp, limits: ConnectionLimits) -> uvicorn.Server:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, with one line in the log where the event loop would write a traceback."""
+    """uvicorn server that logs one line instead of the event loop's traceback."""
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         loop = asyncio.get_running_loop()

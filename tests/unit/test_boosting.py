@@ -1,5 +1,7 @@
 """Boosted trees as a baseline: every task, missing classes, and who chooses the rounds."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -44,7 +46,7 @@ def test_every_task_is_learned(name: str, head: TaskHead, low: float, high: floa
     )
 
     assert low <= result.test <= high
-    assert result.validation is not None
+    assert math.isfinite(result.validation)
     assert 1 <= result.iterations <= 15
 
 
@@ -90,7 +92,7 @@ def test_without_validation_all_rounds_are_used_as_scikit_learn_does() -> None:
     ).fit(inputs[:60], targets[:60])
 
     assert result.iterations == 15
-    assert result.validation is None
+    assert math.isnan(result.validation)
     assert result.test == pytest.approx(plain.score(inputs[60:], targets[60:]))
 
 

@@ -1,4 +1,4 @@
-"""What attacks on a recorded run found, as a report shows it: next to guarantees, and drawn."""
+"""Findings of attacks on a recorded run, next to guarantees and as a picture, for its report."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,11 +21,11 @@ _AIMS = {
 def summarise_attacks(
     run: Path, channels: Sequence[Mapping[str, str]], *, run_id: str
 ) -> dict[str, Any]:
-    """Return what a report says of attacks.
+    """Return the parts of a report on attacks.
 
     Args:
         run: The run folder; ``audit.json`` is missing where nothing was attacked.
-        channels: Of the run, those of :func:`securevfl.config.disclosure.channels`.
+        channels: Channels of the run, from :func:`securevfl.config.disclosure.channels`.
         run_id: The run's id.
 
     Returns:
@@ -78,7 +78,7 @@ def _covers(marks: Mapping[str, str], finding: Mapping[str, Any]) -> bool:
 
 
 def _gain(finding: Mapping[str, Any]) -> float:
-    """Return how far a guess is above its trivial one."""
+    """Return the success of a guess minus that of its trivial guess."""
     return float(finding["value"] - finding["floor"])
 
 

@@ -1,4 +1,4 @@
-"""Pictures of what a model learned of its links, with what to look for in each."""
+"""Pictures of a model's use of links, each with its interpretation."""
 
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
@@ -23,16 +23,16 @@ class Picture:
 
     svg: str
     caption: str
-    """Content of the picture, and what to look for."""
+    """Content of the picture and its interpretation."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Section:
-    """What one party's model learned."""
+    """Pictures of one party's model."""
 
     title: str
     notes: list[str] = field(default_factory=list)
-    """Remarks on what is missing and why, and where more is."""
+    """Remarks on missing pictures."""
     pictures: list[Picture] = field(default_factory=list)
 
 
@@ -41,7 +41,7 @@ def section_of(folder: Path, *, title: str, without: Collection[str] = ()) -> Se
 
     Args:
         folder: The run's, for the primary, or a secondary's in it.
-        title: What stands above them.
+        title: Heading of the section.
         without: Parts of the file that are not drawn.
 
     Raises:

@@ -12,8 +12,6 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-# What all plots of a report share: inline SVG, without a file, script or font from elsewhere.
-
 SIZE: Final = (6.4, 2.9)
 """Inches of most plots."""
 
@@ -40,7 +38,7 @@ def svg(figure: Figure, *, alt: str | None = None) -> str:
 
     Args:
         figure: The plot.
-        alt: What it shows, for readers who cannot see it; None: its title.
+        alt: Text alternative of the plot; None: its title.
     """
     buffer = io.StringIO()
     titles = [figure.get_suptitle(), *(axes.get_title(loc="left") for axes in figure.axes)]
@@ -64,13 +62,11 @@ def new_axes(title: str, x: str, y: str) -> tuple[Figure, Axes]:
 
 
 def by_count(axes: Axes, counts: Sequence[float]) -> dict[str, Any]:
-    """Give an axis of epochs or rounds whole numbers, and return how its lines are drawn.
-
-    A line of one point is nothing without a marker, and its axis no place without ends.
+    """Give an axis of epochs or rounds whole numbers, and return the style of its lines.
 
     Args:
-        axes: Whose horizontal axis counts.
-        counts: What it counts.
+        axes: Axes whose horizontal axis counts.
+        counts: Values on it; a single one gets a marker.
     """
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     if len(set(counts)) == 1:
@@ -89,8 +85,6 @@ def title_axes(axes: Axes, title: str, x: str, y: str) -> Axes:
     return axes
 
 
-# The report's plots, as inline SVG: no file, no script, no font from elsewhere.
-
 # Larger tables of mistakes are colours alone.
 _NUMBERED_CLASSES = 12
 _DARK = 0.5
@@ -100,7 +94,7 @@ _LONGEST_NAME = 18
 def metric_plot(
     history: Sequence[Mapping[str, float]], *, metric: str, alone: float | None, name: str
 ) -> str:
-    """Return the metric's curves over epochs, with the primary alone, called so, as a line."""
+    """Return a plot of the metric over epochs, with the primary alone as a line called `name`."""
     figure, axes = new_axes(f"{metric} by epoch", "epoch", metric)
     epochs = [row["epoch"] for row in history]
     style = by_count(axes, epochs)
@@ -113,7 +107,7 @@ def metric_plot(
 
 
 def loss_plot(history: Sequence[Mapping[str, float]]) -> str:
-    """Return the training loss over epochs."""
+    """Return a plot of the training loss over epochs."""
     figure, axes = new_axes("training loss by epoch", "epoch", "loss")
     epochs = [row["epoch"] for row in history]
     style = by_count(axes, epochs)
@@ -122,7 +116,7 @@ def loss_plot(history: Sequence[Mapping[str, float]]) -> str:
 
 
 def epsilon_plot(rounds: Sequence[int], epsilon: Sequence[float], *, budget: float | None) -> str:
-    """Return the privacy spent after each round, with the budget as a line."""
+    """Return a plot of epsilon after each round, with the budget as a line."""
     figure, axes = new_axes("privacy spent by round", "round", "epsilon")
     style = by_count(axes, rounds)
     axes.step(rounds, epsilon, where="post", color=BLUE, label="spent", **style)
@@ -134,7 +128,7 @@ def epsilon_plot(rounds: Sequence[int], epsilon: Sequence[float], *, budget: flo
 
 
 def bytes_plot(traffic: Mapping[str, Mapping[str, int]]) -> str:
-    """Return the bytes that each party sent and received, in megabytes."""
+    """Return a plot of the megabytes that each party sent and received."""
     figure, axes = new_axes("bytes on the wire", "megabytes", "")
     names = list(traffic)
     places = range(len(names))
@@ -160,11 +154,11 @@ def bytes_plot(traffic: Mapping[str, Mapping[str, int]]) -> str:
 
 
 def confusion_plot(counts: Sequence[Sequence[int]], classes: Sequence[str]) -> str:
-    """Return how many rows of each true class were taken for which one.
+    """Return the confusion matrix: counts of rows by true and predicted class.
 
     Args:
         counts: A list for each true class, with a number for each predicted one.
-        classes: What they are called, in that order.
+        classes: Names of the classes, in that order.
     """
     figure, axes = new_axes("confusion matrix of test rows", "", "")
     size = len(classes)
@@ -197,7 +191,7 @@ def _short(name: str) -> str:
 
 
 def calibration_plot(bins: Sequence[Mapping[str, float]]) -> str:
-    """Return the share that came true over the probability that was given, a dot a bin.
+    """Return the observed share over the predicted probability, a dot for each bin.
 
     Args:
         bins: Each with ``predicted``, ``observed`` and ``rows``.
@@ -218,11 +212,11 @@ def calibration_plot(bins: Sequence[Mapping[str, float]]) -> str:
 
 
 def models_plot(measured: Mapping[str, tuple[float, Sequence[float] | None]], *, title: str) -> str:
-    """Return one row a model: its figure as a dot, with its interval; a line through the first.
+    """Return a plot with a row for each model: its figure as a dot, with its interval.
 
     Args:
-        measured: Figure and interval of each model, by what it is called; None: no interval.
-        title: What is measured.
+        measured: Figure and interval of each model, by its name; None: no interval.
+        title: Title of the plot.
     """
     figure, axes = new_axes(title, "", "")
     figure.set_figheight(0.9 + 0.34 * len(measured))
@@ -239,10 +233,10 @@ def models_plot(measured: Mapping[str, tuple[float, Sequence[float] | None]], *,
 
 
 def contribution_plot(measured: Mapping[str, Any]) -> str:
-    """Return what each partner is worth: bars with intervals, without it and by Shapley.
+    """Return a plot of each partner's worth: bars with intervals, without it and by Shapley.
 
     Args:
-        measured: What ``contribution.json`` holds.
+        measured: Content of ``contribution.json``.
     """
     metric, level = measured["metric"], measured["level"]
     bars = [
@@ -277,11 +271,11 @@ def contribution_plot(measured: Mapping[str, Any]) -> str:
 
 
 def attacks_plot(best: Mapping[str, Mapping[str, Any]], *, covered: Collection[str]) -> str:
-    """Return one row an attack: its guess with its interval, the trivial guess, and the ceiling.
+    """Return a plot with a row for each attack: its success, the trivial guess and the ceiling.
 
     Args:
-        best: What each attack found, by its name.
-        covered: Those on channels that a guarantee covers.
+        best: Finding of each attack, by its name.
+        covered: Names of attacks on channels that a guarantee covers.
     """
     figure, axes = new_axes(
         "what attacks guess, each next to its trivial guess",

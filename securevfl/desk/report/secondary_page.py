@@ -1,7 +1,6 @@
-"""A secondary's own page: what left its table, what that cost, and what is left to spend.
+"""A secondary's own page: releases from its table, their cost, and the remaining budget.
 
-Made of what lies with that party alone: the federation file, which all parties have, its own facts
-and its own ledger.
+It is made from the federation file and that party's own facts and ledger.
 """
 
 import math
@@ -24,19 +23,15 @@ from securevfl.ledger.book import LedgerBook, Session, epsilon_of_sessions
 from securevfl.ledger.ledger_file import LedgerFile
 from securevfl.runtime.run_folder import OWN_FACTS, own_folders, read_figures
 
-# Templates of all pages: one look, everything that is filled in escaped.
-
 TEMPLATES: Final = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent),
     autoescape=True,
     undefined=jinja2.StrictUndefined,
 )
-"""Where the report's pages are made from."""
+"""Environment of the report's templates; inserted values are escaped."""
 
 TEMPLATES.filters["written"] = format_figure
 
-
-# A secondary's own page: what left its table, what that cost, and what is left to spend.
 
 PAGE: Final = "report.html"
 
@@ -63,7 +58,7 @@ _PLAIN: Final = {
 
 
 def least_left(run: Path, config: FederationConfig) -> PredictionBudget | None:
-    """Return what predictions may still spend where least is left; None where nothing bounds it.
+    """Return the smallest remaining prediction budget of all parties; None if there is no bound.
 
     Args:
         run: A run folder, with the ledgers of parties on this machine.
@@ -158,7 +153,7 @@ def _ledger_place(party: Path) -> str:
 def _channel_rows(
     config: FederationConfig, trained: Sequence[Session], facts: dict[str, Any]
 ) -> list[dict[str, str]]:
-    """Return a row for each channel by which others learned of this party."""
+    """Return a row for each channel through which others learned about this party."""
     counts = {
         "aggregates": f"{sum(session.rounds for session in trained):,} releases, "
         f"{sum(session.row_releases for session in trained):,} rows in all",
@@ -180,7 +175,7 @@ def _channel_rows(
 
 
 def _cost(trained: Sequence[Session], total: float, *, runs: int) -> dict[str, Any]:
-    """Return what the run has spent: a plain sentence, the statement, and the figures."""
+    """Return the run's cost as a plain sentence, a statement and figures."""
     if not any(session.has_spent for session in trained):
         plain = "Nothing was released, and nothing was spent."
         return {"plain": plain, "statement": None, "warned": False}
@@ -212,7 +207,7 @@ def _cost(trained: Sequence[Session], total: float, *, runs: int) -> dict[str, A
 
 
 def _limit(book: LedgerBook, unit: str, *, table: str) -> str:
-    """Return what is left of what the table's owner lets all runs spend."""
+    """Return the rest of the owner's limit on all runs, in words."""
     limit = book.limits.get(unit)
     if limit is None:
         return (
@@ -228,7 +223,7 @@ def _limit(book: LedgerBook, unit: str, *, table: str) -> str:
 
 
 def _predictions(config: FederationConfig, asked: Sequence[Session], *, party: str) -> str:
-    """Return what predictions of the model have cost, and what they may cost."""
+    """Return the past and allowed cost of the model's predictions, in words."""
     budget = prediction_budget(config, asked, party=party)
     requests = "1 request" if len(asked) == 1 else f"{len(asked):,} requests"
     so_far = f"So far {requests} of {budget.rows:,} rows"

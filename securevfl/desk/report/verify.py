@@ -1,7 +1,6 @@
-"""Check a run folder: ledgers, what parties signed of one another's, and the figures they give.
+"""Check of a run folder: ledgers, countersigned statements, and privacy figures.
 
-Nothing here is believed because a file says so: chains are hashed again, signatures checked again,
-and epsilon is computed again from the ledger's lines.
+Chains, signatures and epsilon are computed again; no file's own claim is taken as true.
 """
 
 import math
@@ -21,20 +20,18 @@ from securevfl.ledger.countersigning import COUNTERSIGNED, FORGOTTEN, require_si
 from securevfl.ledger.record_counts import FILE
 from securevfl.runtime.countersigning_party import read_identities
 
-# Check a run folder: ledgers, what parties signed of one another's, and the figures they give.
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """What one check came to."""
+    """Result of one check."""
 
     check: str
     """Name of the check: ``chain``, ``signatures``, ``heads``, ``end``, ``checkpoints``,
     ``records`` or ``figures``."""
     party: str
-    """Whose ledger it was about."""
+    """Party whose ledger was checked."""
     good: bool | None
-    """None: what is at hand does not tell."""
+    """Whether the check passed; None if the evidence is missing."""
     text: str
 
 
@@ -52,7 +49,7 @@ class _File:
 
 @dataclass
 class _Evidence:
-    """What a run folder has, and what was found so far."""
+    """Evidence in a run folder, and the findings so far."""
 
     folder: Path
     config: FederationConfig
@@ -63,7 +60,7 @@ class _Evidence:
     files: list[_File] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
 
-    def say(self, check: str, party: str, good: bool | None, text: str) -> None:
+    def note(self, check: str, party: str, good: bool | None, text: str) -> None:
         self.findings.append(Finding(check=check, party=party, good=good, text=text))
 
     def of(self, party: str) -> list[_File]:
@@ -71,7 +68,7 @@ class _Evidence:
 
 
 def verify_run(folder: Path) -> list[Finding]:
-    """Check everything that a run folder, and the ledgers that it names, can tell.
+    """Check a run folder and the ledgers that it names.
 
     Args:
         folder: The run folder.
@@ -116,7 +113,7 @@ def _read_ledgers(evidence: _Evidence, party: str) -> None:
         path, run = Path(str(place.get("ledger"))), str(place.get("run"))
         evidence.run = evidence.run or run
         if run != evidence.run:
-            evidence.say("chain", party, False, f"took part in another run than others, {run}")
+            evidence.note("chain", party, False, f"took part in another run than others, {run}")
         paths[path] = True
         if not path.exists():
             here = path.parent.exists()
@@ -125,7 +122,7 @@ def _read_ledgers(evidence: _Evidence, party: str) -> None:
                 if here
                 else "not on this machine"
             )
-            evidence.say("chain", party, False if here else None, text)
+            evidence.note("chain", party, False if here else None, text)
     whole = ""
     for path, live in paths.items():
         if not path.exists():
@@ -133,7 +130,7 @@ def _read_ledgers(evidence: _Evidence, party: str) -> None:
         try:
             chain, entries = read_chain(path)
         except PrivacyError as error:
-            evidence.say("chain", party, False, str(error))
+            evidence.note("chain", party, False, str(error))
             continue
         file = _File(party=party, path=path, live=live, chain=chain, entries=entries)
         copies = evidence.of(party)
@@ -153,13 +150,13 @@ def _read_ledgers(evidence: _Evidence, party: str) -> None:
             ]
         else:
             text = f"does not go on from the copy that the run kept ({lines} lines)"
-            evidence.say("chain", party, False, text)
+            evidence.note("chain", party, False, text)
     if whole:
-        evidence.say("chain", party, True, whole)
+        evidence.note("chain", party, True, whole)
 
 
 def _check_signatures(evidence: _Evidence) -> None:
-    """Check every statement that ledgers hold, and whose keys signed those of this run."""
+    """Check the signatures of all statements in ledgers, and their identities in this run."""
     config = evidence.config
     for file in evidence.files:
         count = pinned = 0
@@ -179,26 +176,26 @@ def _check_signatures(evidence: _Evidence) -> None:
                         )
                     pinned += 1
         except (AuthenticationError, ConfigError, PrivacyError) as error:
-            evidence.say("signatures", file.party, False, str(error))
+            evidence.note("signatures", file.party, False, str(error))
             continue
         text = f"{count} statements of others, {pinned} of them of this run by identities it pins"
-        evidence.say("signatures", file.party, True if count else None, text)
+        evidence.note("signatures", file.party, True if count else None, text)
     kept = evidence.identities.get(config.digest)
     file_pins = {party.name: party.identity for party in config.parties}
     if evidence.identities and kept != file_pins:
         text = "federation.toml pins other identities than identities.json keeps for it"
-        evidence.say("signatures", config.primary.name, False, text)
+        evidence.note("signatures", config.primary.name, False, text)
 
 
 def _check_heads(evidence: _Evidence, file: _File) -> None:
-    """Compare a ledger with what the others countersigned of it."""
+    """Compare a ledger with the other parties' countersigned statements."""
     agreed = 0
     # Who is lost for good leaves the copy of a session before.
     old = not file.live and _ended_without(evidence, file.party)
     for witness in evidence.files:
         if witness.party == file.party:
             continue
-        for entry, statement in _said_of(evidence, file, witness):
+        for entry, statement in _statements_about(evidence, file, witness):
             if file.chain.head_at(statement["lines"]) == bytes.fromhex(statement["head"]):
                 agreed += 1
                 continue
@@ -207,7 +204,7 @@ def _check_heads(evidence: _Evidence, file: _File) -> None:
             difference = f"has {len(file.entries)} lines, and {statement['lines']} were"
             if statement["lines"] <= len(file.entries):
                 difference = f"is not, at line {statement['lines']}, what was"
-            evidence.say(
+            evidence.note(
                 "heads",
                 file.party,
                 False,
@@ -216,13 +213,13 @@ def _check_heads(evidence: _Evidence, file: _File) -> None:
             )
             return
     text = f"as others countersigned it, {agreed} times" if agreed else "no other's is at hand"
-    evidence.say("heads", file.party, True if agreed else None, text)
+    evidence.note("heads", file.party, True if agreed else None, text)
 
 
-def _said_of(
+def _statements_about(
     evidence: _Evidence, file: _File, witness: _File
 ) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """Yield the lines and statements of a witness that a ledger must agree with."""
+    """Yield a witness's ledger lines and statements that a ledger must agree with."""
     name = evidence.config.federation.name
     lines = [entry for entry in witness.entries if entry.get("federation") == name]
     forgotten = ends = 0
@@ -240,26 +237,26 @@ def _said_of(
 
 
 def _check_end(evidence: _Evidence, file: _File) -> None:
-    """Say whether everybody has signed the end of the run."""
+    """Note whether all parties have signed the end of the run."""
     own = [entry for entry in _countersigned_entries(file) if entry["run"] == evidence.run]
     if not own and evidence.run is None:
-        evidence.say("end", file.party, None, "a simulation: no other party signs")
+        evidence.note("end", file.party, None, "a simulation: no other party signs")
         return
     points = [entry["point"] for entry in own]
     if "end" in points:
-        evidence.say("end", file.party, True, f"{len(points)} points of this run, to its end")
+        evidence.note("end", file.party, True, f"{len(points)} points of this run, to its end")
         return
     if _ended_without(evidence, file.party):
         text = f"{len(points)} points of this run; it was absent when the others signed its end"
-        evidence.say("end", file.party, None, text)
+        evidence.note("end", file.party, None, text)
         return
     finished = evidence.metrics is not None and not _was_restored(evidence, file.party)
     text = f"{len(points)} points of this run, and its end is not among them"
-    evidence.say("end", file.party, False if finished else None, text)
+    evidence.note("end", file.party, False if finished else None, text)
 
 
 def _ended_without(evidence: _Evidence, party: str) -> bool:
-    """Return whether a run could go on without a party, and its end was signed without it."""
+    """Return whether the end of a run was signed without a party that it may lack."""
     ends = [
         {statement["party"] for statement in entry["statements"]}
         for other in evidence.files
@@ -272,7 +269,7 @@ def _ended_without(evidence: _Evidence, party: str) -> bool:
 
 
 def _check_checkpoints(evidence: _Evidence, party: str) -> None:
-    """Look for the heads that checkpoints keep in the party's ledger."""
+    """Check that the ledger heads in a party's checkpoints are in its ledger."""
     files = evidence.of(party)
     count = 0
     folder = evidence.folder / "parties" / party
@@ -281,7 +278,7 @@ def _check_checkpoints(evidence: _Evidence, party: str) -> None:
         try:
             head = read_state(path).get("ledger_head")
         except DamagedError:
-            evidence.say("checkpoints", party, False, f"{name}: is damaged")
+            evidence.note("checkpoints", party, False, f"{name}: is damaged")
             return
         if not head:
             continue
@@ -290,14 +287,14 @@ def _check_checkpoints(evidence: _Evidence, party: str) -> None:
             text = f"{path.name}: was made with releases that the ledger lacks"
             booked = _was_restored(evidence, party)
             text += ", and has booked since it was restored" if booked else ""
-            evidence.say("checkpoints", party, None if booked else False, text)
+            evidence.note("checkpoints", party, None if booked else False, text)
             return
     if count:
-        evidence.say("checkpoints", party, True, f"{count} lie on the chain")
+        evidence.note("checkpoints", party, True, f"{count} lie on the chain")
 
 
 def _check_records(evidence: _Evidence, party: str) -> None:
-    """Check the counts of a secondary's records in predictions, against what its ledger booked."""
+    """Check a secondary's record counts of predictions against its ledger."""
     path, run = evidence.folder / "parties" / party / FILE, (evidence.metrics or {}).get("run")
     booked: list[str] = []
     model = None
@@ -314,21 +311,21 @@ def _check_records(evidence: _Evidence, party: str) -> None:
     try:
         chain, entries = read_chain(path)
     except (ConfigError, PrivacyError) as error:
-        evidence.say("records", party, False, str(error))
+        evidence.note("records", party, False, str(error))
         return
     heads = [entry["ledger"] for entry in entries if entry["kind"] == "released"]
     if not all(map(chain.contains, booked)):
         text = f"{FILE} lacks releases that the ledger has booked: cut, or exchanged"
-        evidence.say("records", party, False, text)
+        evidence.note("records", party, False, text)
     elif not (
         _was_restored(evidence, party)
         or all(any(file.chain.contains(head) for file in evidence.of(party)) for head in heads)
     ):
         text = f"{FILE} was counted beside lines that the ledger lacks"
-        evidence.say("records", party, False if evidence.of(party) else None, text)
+        evidence.note("records", party, False if evidence.of(party) else None, text)
     else:
         text = f"{len(entries)} lines count records in {len(heads)} releases, all of this ledger"
-        evidence.say("records", party, True, text)
+        evidence.note("records", party, True, text)
 
 
 def _check_figures(evidence: _Evidence) -> None:
@@ -337,7 +334,7 @@ def _check_figures(evidence: _Evidence) -> None:
     files = evidence.of(primary)
     if metrics is None or not files:
         missing = "the run has no metrics.json" if metrics is None else "its ledger is not at hand"
-        evidence.say("figures", primary, None, f"not computed: {missing}")
+        evidence.note("figures", primary, None, f"not computed: {missing}")
         return
     privacy = metrics["privacy"]
     labels = {f"labels.{name}": value for name, value in privacy.get("labels", {}).items()}
@@ -345,24 +342,24 @@ def _check_figures(evidence: _Evidence) -> None:
     try:
         by_ledger = recompute_figures(until_end(files[0].entries, metrics["run"]), metrics["run"])
     except SecureVflError as error:
-        evidence.say("figures", primary, False, f"do not follow from the ledger: {error}")
+        evidence.note("figures", primary, False, f"do not follow from the ledger: {error}")
         return
     for name, value in by_ledger.items():
         if not _equal(stated.get(name), value):
             text = (
                 f"{name} is {stated.get(name)} in metrics.json, and {value} by the ledger's lines"
             )
-            evidence.say("figures", primary, False, text)
+            evidence.note("figures", primary, False, text)
             return
     epsilon = "no bound" if by_ledger["epsilon"] is None else f"{by_ledger['epsilon']:.4f}"
     text = (
         f"epsilon ({epsilon}) and {by_ledger['releases']} releases follow from the ledger's lines"
     )
-    evidence.say("figures", primary, True, text)
+    evidence.note("figures", primary, True, text)
 
 
 def _was_restored(evidence: _Evidence, party: str) -> bool:
-    """Return whether a party's ledger has booked what it lacks, after it was restored."""
+    """Return whether a party has booked the losses of a restored ledger."""
     return any(entry["kind"] == RESTORED for file in evidence.of(party) for entry in file.entries)
 
 

@@ -1,4 +1,4 @@
-"""What a party sees before a run: its own files and machine, and every peer that it talks to.
+"""Checks of a party before a run: its own files and machine, and its peers.
 
 ``securevfl check FED.toml --name NAME --identity DIR --peers`` at all parties at the same time. The
 primary listens at its port and the others call it, as in a run. Each sends the other its version,
@@ -24,10 +24,10 @@ from securevfl.transport.tls import check_pins
 from securevfl.version import __version__
 
 LEAST_FREE_BYTES: Final = 2**30
-"""Room for a run folder: checkpoints and ledgers must be written."""
+"""Least free bytes for a run folder with checkpoints and ledgers."""
 
 CLOCK_TOLERANCE_S: Final = 60.0
-"""So far apart two clocks may be: certificates have a first and a last minute."""
+"""Largest difference of two clocks in seconds; certificates have a first and a last minute."""
 
 _ANSWER_S: Final = 10.0
 _LONGEST_WORD: Final = 80
@@ -36,7 +36,7 @@ _SPOKEN: Final = 30
 
 
 class CheckKind(MessageKind):
-    """What parties tell one another before a run."""
+    """Kind of the messages before a run."""
 
     PEER_FACTS = 63
 
@@ -87,15 +87,15 @@ def run_peer_checks(
     wait_s: float,
     listen: str | None = None,
 ) -> Iterator[PeerFinding]:
-    """Look at this party, and where nothing is wrong here at its peers.
+    """Check this party and, if it is ready, its peers.
 
     Args:
         config: The federation file.
         name: The party.
         folder: Its identity.
         runs: Where its run folders will be.
-        wait_s: As :func:`look_at_peers` has it, like ``listen``.
-        listen: As above.
+        wait_s: Seconds within which the others must connect.
+        listen: Address at which the primary listens; None: that in the file.
     """
     config.party(name)
     fine = True
@@ -110,7 +110,7 @@ def run_peer_checks(
 def look_here(
     config: FederationConfig, name: str, folder: Path, *, runs: Path
 ) -> Iterator[PeerFinding]:
-    """Look at what this party alone needs for a run.
+    """Check the identity, the disk and the file of this party.
 
     Args:
         config: The federation file.
@@ -146,13 +146,13 @@ def look_here(
 def look_at_peers(
     config: FederationConfig, identity: Identity, *, wait_s: float, listen: str | None = None
 ) -> Iterator[PeerFinding]:
-    """Meet every peer as in a run, and compare what both have.
+    """Connect to every peer as in a run, and compare version, file and clock.
 
     Args:
-        config: The federation file, with the public keys of those that are met.
+        config: The federation file, with the peers' public keys.
         identity: This party's own.
-        wait_s: Seconds that the others have to come.
-        listen: Where the primary listens, if not at its address in the file.
+        wait_s: Seconds within which the others must connect.
+        listen: Address at which the primary listens; None: that in the file.
 
     Reveals:
         To every peer: this party's version, its clock, and the federation file's digest.
@@ -213,11 +213,11 @@ def _own_facts(config: FederationConfig) -> PeerFacts:
 
 
 def compare_peer(config: FederationConfig, message: Message) -> Iterator[PeerFinding]:
-    """Compare what a peer has with what this party has.
+    """Compare a peer's version, file and clock with this party's.
 
     Args:
         config: This party's federation file.
-        message: The peer's :class:`PeerFacts`, as it came.
+        message: The peer's :class:`PeerFacts`.
     """
     theirs, name = PeerFacts.from_message(message), message.sender
     ahead_s = theirs.clock_s - time.time()

@@ -1,37 +1,22 @@
-"""Estimates before a run: links, rows per record, spellings that link more, time and bytes."""
+"""Estimates of a federation's links, made where both tables are."""
 
 import dataclasses
 import math
-import time
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
-import torch
 
 from securevfl.config.federation import FederationConfig, link_spec
 from securevfl.core.errors import SecureVflError
-from securevfl.core.memory import peak_memory_bytes
 from securevfl.core.progress import LinksCounted, event_fields, links_in_words, nearness_in_words
-from securevfl.data.tables import KeyTable, PartyTable
-from securevfl.federation.build import build_top
-from securevfl.federation.run_plan import RunPlan
+from securevfl.data.tables import KeyTable
+from securevfl.desk.setup.spellings import BetterSpelling, better_spelling
 from securevfl.linkage.links import LinkTable
-from securevfl.linkage.metrics.metric import KeySpec
-from securevfl.linkage.metrics.texts import Exact, exact_texts
 from securevfl.linkage.spec import LinkSpec
 from securevfl.linkage.stage.candidates import count_links, link_warnings
 from securevfl.linkage.stage.linkage_parts import protection_of
 from securevfl.linkage.stage.linking import Linker
-from securevfl.linkage.text import Spelling
-from securevfl.models.alone.perceptron import BaselineConfig
-from securevfl.models.tasks import TaskHead
-from securevfl.stages.assist.local_models import cross_fit
-from securevfl.stages.assist.settings import AssistConfig
-
-# How many rows one record serves, and what a limit on that leaves of the links.
 
 LIMITS: Final = (1, 2, 4)
 """Values of ``links_per_record`` that are compared."""
@@ -51,19 +36,19 @@ WHAT_MORE_COSTS: Final = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowsServed:
-    """What linking one secondary without a limit, and with several, found."""
+    """Rows that one secondary's records serve, without and with limits."""
 
     median: float
-    """Rows whose nearest record it is, of a record that is nearest to any: half serve no more."""
+    """Median number of rows that a record is nearest to, over records that are nearest to any."""
 
     often: float
-    """The same of nine in ten of these records."""
+    """Upper bound of that number for nine in ten of these records."""
 
     linked: tuple[float, ...]
-    """The share of rows that get a link, for each of :data:`LIMITS`."""
+    """Shares of rows that get a link, for each of :data:`LIMITS`."""
 
     def in_words(self) -> str:
-        """Return one sentence."""
+        """Return the figures as one sentence."""
         first, *others = (f"{share:.0%}" for share in self.linked)
         rows = f"{self.median:g} row" + ("" if self.median == 1 else "s")
         more = ", ".join(f"{share} at {m}" for m, share in zip(LIMITS[1:], others, strict=True))
@@ -75,11 +60,11 @@ class RowsServed:
 
     @property
     def few(self) -> bool:
-        """Whether most rows go without a link where a record has one row."""
+        """Whether most rows get no link at one row a record."""
         return self.linked[0] < _FEW
 
     def warning(self, party: str) -> str | None:
-        """Return what to think of where most rows get no link; None if enough do."""
+        """Return a warning if most rows get no link, else None."""
         if not self.few:
             return None
         return (
@@ -89,7 +74,7 @@ class RowsServed:
 
 
 def rows_served(spec: LinkSpec, primary: KeyTable, own: KeyTable) -> RowsServed | None:
-    """Link a secondary's records to the primary's rows; None if it can't be said, or takes long.
+    """Return how many rows a secondary's records serve; None if linking fails or takes long.
 
     Args:
         spec: How the proposed federation file links.
@@ -123,137 +108,6 @@ def rows_served(spec: LinkSpec, primary: KeyTable, own: KeyTable) -> RowsServed 
     )
 
 
-# Which spelling of text keys would link more, found where both tables are.
-
-# What links fewer rows more than this share is not worth a setting.
-_MORE: Final = 0.05
-# Where so many rows have a record, spelling is not looked into.
-_ENOUGH: Final = 0.9
-# Different keys of a table that stay different.
-_KEPT: Final = 0.99
-# In larger tables settings are tried one by one, not in pairs.
-_LARGE: Final = 400_000
-_SETTINGS: Final[tuple[dict[str, Any], ...]] = (
-    {"fold": True},
-    {"strip_zeros": True},
-    {"dates": "day-first"},
-    {"dates": "month-first"},
-    {"digits_only": True},
-)
-"""From what changes least of a key to what leaves out most of it."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BetterSpelling:
-    """Settings of ``[linkage]`` under which more rows have a record of an equal key."""
-
-    settings: dict[str, Any]
-    """By name."""
-
-    share: float
-    """Share of the primary's rows that have a record of an equal key under these settings."""
-
-    share_now: float
-    """Share of the primary's rows that have a record of an equal key now."""
-
-    def in_words(self) -> str:
-        """Return what to write, and what it changes."""
-        settings_text = " and ".join(
-            f"linkage.{name} = {str(value).lower() if value is True else repr(value)}"
-            for name, value in self.settings.items()
-        ).replace("'", '"')
-        return (
-            f"with {settings_text}, {self.share:.0%} of the rows have a record with an equal key "
-            f"(now {self.share_now:.0%})"
-        )
-
-
-def better_spelling(spec: KeySpec, primary: KeyTable, own: KeyTable) -> BetterSpelling | None:
-    """Return the settings that give most rows a record of an equal key; None if none gives more.
-
-    A setting that makes keys of one table equal that were not is passed over: it would link other
-    people.
-
-    Args:
-        spec: Which keys are compared.
-        primary: The primary's keys.
-        own: The secondary's.
-
-    Reveals:
-        Nothing leaves the process, which holds both tables.
-    """
-    if "text" not in spec.kinds.values():
-        return None
-    if not isinstance(spec.metric, Exact):
-        # Other metrics compare texts without case anyway.
-        spec = dataclasses.replace(spec, fold=True)
-    both = [_as_texts(keys) for keys in (primary, own)]
-    now = _shares(spec, both, least=(0, 0))
-    if now.rows >= _ENOUGH:
-        return None
-    known = {"fold"} if spec.fold else set()
-    single = [
-        setting for setting in _SETTINGS if not (known | set(spec.spelling.settings)) & set(setting)
-    ]
-    pairs = [
-        first | other for first, other in combinations(single, 2) if not set(first) & set(other)
-    ]
-    large = sum(keys.num_rows for keys in both) > _LARGE
-    best = None
-    for settings in single if large else (*single, *pairs):
-        share = _shares(_with(spec, settings), both, least=now.different).rows
-        if share > _MORE + (now.rows if best is None else best.share):
-            best = BetterSpelling(settings=settings, share=share, share_now=now.rows)
-    return best
-
-
-def _with(spec: KeySpec, settings: dict[str, Any]) -> KeySpec:
-    spelled = {name: value for name, value in settings.items() if name != "fold"}
-    return dataclasses.replace(
-        spec,
-        fold=settings.get("fold", spec.fold),
-        spelling=Spelling(**{**spec.spelling.settings, **spelled}),
-    )
-
-
-def _as_texts(keys: KeyTable) -> KeyTable:
-    """Return keys with numbers as texts; a missing one stays missing."""
-    return dataclasses.replace(
-        keys,
-        columns={
-            name: column
-            if column.dtype == object
-            else np.array(
-                [None if number != number else f"{number:.17g}" for number in column], object
-            )
-            for name, column in keys.columns.items()
-        },
-    )
-
-
-class _Shares(NamedTuple):
-    rows: float
-    """Share of the primary's rows that have a record of an equal key."""
-
-    different: tuple[int, int]
-    """Different keys of the primary, and of the secondary."""
-
-
-def _shares(spec: KeySpec, both: Sequence[KeyTable], *, least: tuple[int, int]) -> _Shares:
-    """Compare keys; no row is linked where a table has fewer different keys than it should."""
-    texts = [
-        exact_texts(spec, dataclasses.replace(keys, columns=spec.spelling.of_columns(keys.columns)))
-        for keys in both
-    ]
-    mine, theirs = set(texts[0]) - {None}, set(texts[1]) - {None}
-    different = len(mine), len(theirs)
-    merged = any(now < _KEPT * before for now, before in zip(different, least, strict=True))
-    linked = 0 if merged else sum(text in theirs for text in texts[0])
-    return _Shares(rows=linked / len(texts[0]), different=different)
-
-
-# Whether the nearest record is the right one, and further ones stand in for nothing.
-
 # A second record that is farther than so many times the first is another one's.
 _FARTHER: Final = 4.0
 _NEARLY_ALL: Final = 0.9
@@ -262,7 +116,7 @@ _NEARLY_ALL: Final = 0.9
 def one_is_right(spec: LinkSpec, primary: KeyTable, own: KeyTable) -> float | None:
     """Return the share of linked rows whose nearest record is far nearer than the next one.
 
-    Of rows whose keys fell at random in a plane, a sixteenth are so.
+    If keys lay at random in a plane, it would be a sixteenth.
 
     Args:
         spec: How the federation links.
@@ -270,7 +124,7 @@ def one_is_right(spec: LinkSpec, primary: KeyTable, own: KeyTable) -> float | No
         own: The secondary's.
 
     Returns:
-        None where it can't be found out, or most rows have no such record: K then stays.
+        None if it can't be measured, or is too small to set K to 1.
 
     Reveals:
         Nothing leaves the process, which holds both tables. No run does this between processes: K
@@ -291,14 +145,12 @@ def one_is_right(spec: LinkSpec, primary: KeyTable, own: KeyTable) -> float | No
     return share if share >= _NEARLY_ALL else None
 
 
-# About how many links a federation will have, found by linking where all tables are here.
-
 _LEAST: Final = 200
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpectedLinks:
-    """What linking one secondary gives, of all rows and records or of a part of them."""
+    """Expected links of one secondary, from all rows and records or from some."""
 
     counts: LinksCounted
     """Counts of the rows and records that were linked for this estimate."""
@@ -306,14 +158,14 @@ class ExpectedLinks:
     all_rows: int
     all_records: int
     share: float
-    """Share of all rows that get a link; estimated where a part was linked."""
+    """Share of all rows that get a link; estimated if only a sample was linked."""
 
     better: BetterSpelling | None = None
     """Settings by which more rows have a record of an equal key."""
 
     one_right: float | None = None
-    """Share of linked rows for which one record is right, where that is nearly all of them, and
-    they have more links."""
+    """Share of linked rows for which only the nearest record fits, if that is nearly all and K is
+    above 1; else None."""
 
     doubts: tuple[str, ...] = ()
     """Doubts to weigh before training on such links."""
@@ -324,7 +176,7 @@ class ExpectedLinks:
         return (self.counts.rows, self.counts.records) == (self.all_rows, self.all_records)
 
     def in_words(self) -> str:
-        """Return one line for people, without the secondary's name."""
+        """Return the estimate as one line, without the secondary's name."""
         if self.complete:
             return links_in_words(self.counts).partition(": ")[2]
         near = ""
@@ -337,7 +189,7 @@ class ExpectedLinks:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Return all of it for ``--json``."""
+        """Return the content of ``--json``."""
         return {
             **event_fields(self.counts),
             "all_rows": self.all_rows,
@@ -349,7 +201,7 @@ class ExpectedLinks:
         }
 
     def problem(self, config: FederationConfig) -> str | None:
-        """Return why a run would end at these links; None if it would not."""
+        """Return why a run would stop at these links, or None."""
         if self.share >= config.linkage.least_linked:
             return None
         cure = "compare how both parties write their keys"
@@ -361,7 +213,7 @@ class ExpectedLinks:
         )
 
     def warnings(self, config: FederationConfig) -> list[str]:
-        """Return what to think of before training on these links, one sentence each."""
+        """Return warnings about training on these links, one sentence each."""
         warnings, name = list(self.doubts), self.counts.name
         if self.better is not None:
             warnings.append(f"{name}: {self.better.in_words()}")
@@ -383,7 +235,7 @@ class ExpectedLinks:
 
 
 def expected_links(config: FederationConfig, primary: KeyTable, own: KeyTable) -> ExpectedLinks:
-    """Link one secondary as a run would, or a part of it where that would take long.
+    """Link one secondary as a run would, or a sample if that would take long.
 
     Args:
         config: The federation file.
@@ -428,7 +280,7 @@ def expected_links(config: FederationConfig, primary: KeyTable, own: KeyTable) -
 
 
 def _share_of_all(links: LinkTable, *, drawn: int, records: int) -> float:
-    """Return the share of rows that all records would link, of those that a part of them links.
+    """Estimate the share of rows that all records would link from the links of some.
 
     How many rows are within reach is estimated after Chao (1984, doi:10.2307/4615964) from rows
     with one and with two of the drawn records; all records then meet them as if by chance. Where no
@@ -447,128 +299,3 @@ def _share_of_all(links: LinkTable, *, drawn: int, records: int) -> float:
 def _some(keys: KeyTable, count: int) -> KeyTable:
     drawn = np.random.default_rng(0).permutation(keys.num_rows)[: max(count, _LEAST)]
     return keys.take(np.sort(drawn))
-
-
-# About what a run will cost: bytes on the wire, time and memory.
-
-_STEPS: Final = 8
-_WARM_UP: Final = 2
-# Of a round: headers of frames, a plan, a signature of the ledger's head.
-_ROUND_BYTES: Final = 600
-# A perceptron's step beside one of the top model, which holds about such a perceptron.
-_NETWORK_STEP: Final = 0.6
-# The optimizer's part of a step beside forward and backward; loading one takes longer than a check.
-_UPDATE: Final = 0.3
-_FITTED_ROWS: Final = 200
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Costs:
-    """Estimates; a real run stops early, waits for others, and shares its machine."""
-
-    bytes_received: int
-    """By the primary of all secondaries, in releases."""
-
-    bytes_sent: int
-    """By the primary to all secondaries: which rows, gradients where bottom models train, and keys
-    where they are shown."""
-
-    step_seconds: float
-    """One training step of the primary's model, timed on this machine; with assisted boosting one
-    round of all secondaries' models, as if their tables were as wide as the primary's."""
-
-    seconds: float
-    """Upper bound: all epochs in one process and the local baseline, without linking."""
-
-    memory_bytes: int | None
-    """That this process has had, with all tables that are here; None where the system does not
-    tell."""
-
-
-def estimate_costs(plan: RunPlan, table: PartyTable, keys: KeyTable | None) -> Costs:
-    """Estimate what a run costs.
-
-    Args:
-        plan: The run.
-        table: The primary's table.
-        keys: Its keys; None where they are not shown.
-
-    Raises:
-        ConfigError: If the family can't build its top model.
-    """
-    config, releases = plan.config, plan.releases
-    secondaries = len(config.secondaries)
-    per_row = 8 * plan.cut.words(1024) / 1024
-    received = secondaries * releases.row_releases * per_row + releases.rounds * _ROUND_BYTES
-    sent = secondaries * (8 * releases.row_releases + releases.rounds * _ROUND_BYTES)
-    steps: float = config.epochs * -(-plan.facts.train_rows // config.training.batch_size)
-    if plan.regime.learns:
-        positions, width = config.family.cut_shape(config.model)
-        trained = config.epochs * plan.facts.train_rows
-        sent += secondaries * 4 * positions * width * trained
-    if keys is not None:
-        sent += secondaries * _key_bytes(keys)
-    # Of the primary alone, the network: trees take a few seconds where it takes a minute.
-    network = BaselineConfig()
-    network_steps = network.epochs * -(-plan.facts.train_rows // network.batch_size)
-    parties = 1 + secondaries if plan.regime.learns else 1
-    if isinstance(config.model, AssistConfig):
-        # Beside a fit it is not known what a step of a network takes, which is little.
-        step, steps = secondaries * _fit_seconds(config.model, table, plan), config.epochs
-    else:
-        step = _step_seconds(config, table, plan)
-        steps = steps * parties + _NETWORK_STEP * network_steps
-    return Costs(
-        bytes_received=round(received),
-        bytes_sent=round(sent),
-        step_seconds=step,
-        seconds=step * steps,
-        memory_bytes=peak_memory_bytes(),
-    )
-
-
-def _key_bytes(keys: KeyTable) -> int:
-    total = 0
-    for column in keys.columns.values():
-        if column.dtype == object:
-            total += sum(len(str(text).encode()) + 4 for text in column if text is not None)
-        else:
-            total += 8 * len(column)
-    return total
-
-
-def _fit_seconds(settings: AssistConfig, table: PartyTable, plan: RunPlan) -> float:
-    """Time the fit of one local model to some made-up rows, and scale it to all of them."""
-    rows = min(_FITTED_ROWS, plan.facts.train_rows)
-    random = np.random.default_rng(0)
-    inputs = random.normal(size=(rows, settings.neighbours * max(1, table.num_features)))
-    residuals = random.normal(size=(rows, settings.outputs)).astype(np.float32)
-    started = time.perf_counter()
-    cross_fit(settings, inputs, residuals, seed=0)
-    return (time.perf_counter() - started) * plan.facts.train_rows / rows
-
-
-def _step_seconds(config: FederationConfig, table: PartyTable, plan: RunPlan) -> float:
-    """Time the primary's part of a training step, on made-up numbers."""
-    if config.top is not None:
-        return 0.0  # an estimator is fitted once, in about the time that solo takes
-    rows = min(config.training.batch_size, plan.facts.train_rows)
-    classes = len(table.classes or ()) if config.federation.task == "multiclass" else 1
-    top = build_top(config, table, TaskHead(task=config.federation.task, num_classes=classes))
-    random = torch.Generator().manual_seed(0)
-
-    def numbers(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=random)
-
-    features, keys = numbers(rows, table.num_features), numbers(rows, table.key_dim)
-    aggregate = numbers(rows, *config.family.cut_shape(config.model))
-    similarities = None
-    if config.family.needs_similarities(config.model):
-        similarities = numbers(rows, len(config.secondaries), config.model.neighbours)
-    started = 0.0
-    for step in range(_WARM_UP + _STEPS):
-        if step == _WARM_UP:
-            started = time.perf_counter()
-        loss = top(features, keys, aggregate, similarities).square().mean()
-        loss.backward()
-    return (1 + _UPDATE) * (time.perf_counter() - started) / _STEPS

@@ -21,7 +21,7 @@ from securevfl.data.sources.settings import SOURCE_SUFFIX, Reading, Wanted, as_o
 from securevfl.data.sources.source_files import is_source_file
 from securevfl.data.sources.text_files import with_dates
 from securevfl.data.tables import KeyTable
-from securevfl.desk.setup import estimates, proposed_columns
+from securevfl.desk.setup import estimates, proposed_columns, spellings
 from securevfl.desk.setup.proposal import ColumnUse, Proposal, Wishes, propose
 from securevfl.dp.statement import bounded_statement
 from securevfl.linkage.stage.party_keys import read_keys
@@ -152,7 +152,7 @@ def _privacy(proposal: Proposal, chosen: Mapping[str, Any]) -> str:
 
 
 def _served_comment(proposal: Proposal) -> list[str]:
-    """Return what the tables tell of a record's rows, if what they tell may stand in the file."""
+    """Return the comment on how many rows a record serves, if the file may tell it."""
     if not proposal.bounds_from_data or not proposal.served:
         return []
     notes = [
@@ -165,7 +165,7 @@ def _served_comment(proposal: Proposal) -> list[str]:
 
 
 def _protection_of(proposal: Proposal) -> str:
-    """Return how keys are hidden: ids without another party, others not at all."""
+    """Return the protection of keys: PSI for ids if it is installed, else none."""
     return "psi" if proposal.keys.metric == "exact" and find_spec("rbcl") else "none"
 
 
@@ -264,14 +264,14 @@ def _lies_elsewhere(table: proposed_columns.Table) -> bool:
 
 
 def _reading(reading: Reading) -> list[str]:
-    """Return how a file is written, as the federation file says it."""
+    """Return the ``reading`` line of a party, if its file needs one."""
     if not reading.given_settings:
         return []
     return [f"reading = {toml_value(reading.given_settings)}" + _aside("how the file is written")]
 
 
 def _declarations(proposal: Proposal, party: str) -> list[str]:
-    """Return a secondary's scaling: what is known of its columns without looking at the records."""
+    """Return the lines of a secondary's scaling, with the declared ranges and words."""
     features = proposal.features(party)
     lines = ['scaling = "bounds"' + _aside("a mean of the records would tell of them")]
     names = [use.column.name for use in features if use.may_be_missing]
@@ -337,19 +337,19 @@ def _aside(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return text that cannot end a comment: column names come from tables."""
+    """Return printable text, which can't end a comment; column names come from tables."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def look_at(
     path: Path, *, declared: proposed_columns.Declared, root: Path
 ) -> proposed_columns.Table:
-    """Read a table of this machine and say what its columns are.
+    """Read a table on this machine and describe its columns.
 
     Args:
         path: The table.
-        declared: What the user says of columns.
-        root: Where the federation file's relative paths start.
+        declared: The user's declarations of columns.
+        root: Folder at which the federation file's relative paths start.
 
     Raises:
         DataError: If it can't be read.
@@ -386,22 +386,22 @@ def propose_file(
     declared: proposed_columns.Declared,
     root: Path,
 ) -> tuple[Proposal, str]:
-    """Propose a federation, and return its file's text too.
+    """Propose a federation; return it with its file's text.
 
     Args:
         primary: The primary's table, or its column list (``.json``).
         secondaries: Tables of secondaries.
         lists: Column lists of further secondaries.
-        wishes: What the user asks for.
-        declared: What the user says of columns.
-        root: Where the file's relative paths start.
+        wishes: The user's requests.
+        declared: The user's declarations of columns.
+        root: Folder at which the file's relative paths start.
 
     Raises:
         ConfigError: If nothing can be proposed.
         DataError: If a table can't be read.
 
     Reveals:
-        To whoever gets the text: columns' names, kinds and declared bounds; with bounds from data,
+        To readers of the text: columns' names, kinds and declared bounds; with bounds from data,
         rounded ranges and the frequent words of the secondaries' records, and how many rows a
         record serves, too.
     """
@@ -430,7 +430,7 @@ def _with_links(proposal: Proposal, root: Path) -> Proposal:
         return replace(proposal, doubts=proposal.keys.doubts)
     spec, there = link_spec(config), [other for other in others if other]
     better = [
-        spelling for own in there if (spelling := estimates.better_spelling(spec.keys, first, own))
+        spelling for own in there if (spelling := spellings.better_spelling(spec.keys, first, own))
     ]
     if better:
         settings = {name: value for spelling in better for name, value in spelling.settings.items()}
@@ -463,7 +463,7 @@ def _with_links(proposal: Proposal, root: Path) -> Proposal:
 
 
 def _keys(proposal: Proposal, config: FederationConfig, root: Path) -> dict[str, KeyTable]:
-    """Return the keys of tables on this machine, as a run reads them; check reports bad keys."""
+    """Return the keys of tables on this machine, without those that can't be read."""
     keys = {}
     for table in proposal.tables:
         if table.rows is None:
@@ -497,14 +497,14 @@ def _with_names_that_differ(
 
 
 def party_name(path: Path) -> str:
-    """Return what the party of a table is called: its file's name, without what follows a dot."""
+    """Return a party's name from its table's file name, up to the first dot."""
     stem = path.name.split(".")[0]
     letters = (letter if letter in checks.NAME_LETTERS else "-" for letter in stem)
     return "".join(letters)[: checks.LONGEST_NAME] or "party"
 
 
 def _from(root: Path, path: Path) -> str:
-    """Return a path as the file says it: relative where the table lies below the file's folder."""
+    """Return a path for the file: relative if the table lies below the file's folder."""
     resolved, start = path.resolve(), root.resolve()
     return str(resolved.relative_to(start)) if resolved.is_relative_to(start) else str(resolved)
 
@@ -518,7 +518,7 @@ def declared_by_options(
     *,
     tables: Sequence[Path],
 ) -> proposed_columns.Declared:
-    """Return the declarations of a command line; None stands for an option that is not given.
+    """Return the declarations of a command line; None is an option that is not given.
 
     Args:
         bounds: ``COLUMN=LOW,HIGH``.
@@ -550,7 +550,7 @@ def declared_by_options(
 
 
 def _readings(texts: Sequence[str], tables: Sequence[Path]) -> dict[str, Reading]:
-    """Return how files are written, by party; ``""`` stands for those that are not named."""
+    """Return the reading settings of files by party; ``""`` stands for all other parties."""
     parties = list(dict.fromkeys(map(party_name, tables)))
     readings: dict[str, dict[str, object]] = {"": {}}
     for text in texts:

@@ -1,4 +1,4 @@
-"""A folder with all that one organisation's IT needs for its part, and how certificates meet.
+"""Kit of one party: a folder for its IT, and the exchange of certificates.
 
 ``securevfl identity provision`` makes the folder, ``securevfl identity join`` takes in the
 certificates that the other parties send, and writes their public keys into the party's copy of the
@@ -24,10 +24,10 @@ from securevfl.transport import identity
 from securevfl.version import __version__
 
 FEDERATION: Final = "federation.toml"
-"""The party's copy of the shared file, in its kit."""
+"""Name of the shared federation file in a kit."""
 
 IDENTITY: Final = "identity"
-"""The folder of its key and certificates there."""
+"""Name of the folder with the party's key and certificates."""
 
 _TEMPLATES: Final = {
     "README.md": "kit-readme.md",
@@ -44,7 +44,7 @@ def provision(federation: Path, name: str, out: Path, *, days: int, renew: bool 
         name: The party.
         out: The folder.
         days: How long the certificate is valid.
-        renew: Whether a new key takes the place of the one that is there, which is kept beside it.
+        renew: Whether a new key replaces the old one, which is kept in another folder.
 
     Returns:
         The new public key, as federation files have it.
@@ -92,14 +92,14 @@ def provision(federation: Path, name: str, out: Path, *, days: int, renew: bool 
 
 @dataclass(frozen=True, kw_only=True)
 class JoinedKit:
-    """What a party's copy of the federation file has after certificates were taken in."""
+    """Federation file of a kit after certificates were added."""
 
     identities: Mapping[str, str]
     """Public keys by party."""
     missing: tuple[str, ...]
-    """Parties whose certificate has not come yet."""
+    """Parties whose certificate is still missing."""
     code: str
-    """Code that all parties read out to one another: it is the same where all files are."""
+    """Code of the file, which parties compare by reading it out."""
 
 
 def join(
@@ -110,7 +110,7 @@ def join(
     *,
     replace: bool = False,
 ) -> JoinedKit:
-    """Trust the certificates that others sent, and pin all of them in the federation file.
+    """Trust other parties' certificates, and pin them in the federation file.
 
     Args:
         federation: This party's copy of the file, which is rewritten.
@@ -162,7 +162,7 @@ def with_identities(text: str, identities: Mapping[str, str], *, file: str) -> s
     Args:
         text: The file's text.
         identities: Public keys by party.
-        file: What messages call it.
+        file: Name of the file in messages.
 
     Raises:
         ConfigError: If a party has no table of its own in it, such as ``party = [{...}]``.
@@ -173,11 +173,9 @@ def with_identities(text: str, identities: Mapping[str, str], *, file: str) -> s
             continue
         # A list that begins a line also ends a block; its party's name stands before it.
         named = re.search(r"(?m)^[ \t]*name[ \t]*=.*$", block)
-        name = tomllib.loads(named[0])["name"] if named else None
-        if name in rest:
+        if named and (name := tomllib.loads(named[0])["name"]) in rest:
             line = f'identity = "{rest.pop(name)}"'
             kept, replaced = re.subn(r"(?m)^[ \t]*identity[ \t]*=.*$", line, block, count=1)
-            assert named is not None
             end = named.end()
             heads[number] = kept if replaced else f"{block[:end]}\n{line}{block[end:]}"
     if rest:

@@ -1,9 +1,9 @@
-"""What a federation file should say of some tables: keys, features, task, model and promise."""
+"""Proposal for a federation of some tables: keys, features, task, model and promise."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from securevfl.data.scaling import MAX_CATEGORIES
 from securevfl.desk.setup.estimates import LIMITS, RowsServed
 from securevfl.desk.setup.proposed_columns import Bounds, Column, Table, no_such_column
 from securevfl.desk.setup.proposed_keys import KeyProposal, propose_keys
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _MOST_CLASSES: Final = 20
 _TAKEN: Final = "taken from the records"
@@ -35,21 +38,21 @@ Use = Literal["key", "label", "truth", "feature", "excluded"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ColumnUse:
-    """What becomes of one column."""
+    """Proposed use of one column."""
 
     column: Column
     use: Use
     why: str
-    """In a few words, and without a figure of the records: the file goes to others."""
+    """Reason in a few words, without figures of the records, since the file goes to others."""
 
     bounds: Bounds | None = None
-    """Declared range of a secondary's numbers or dates; None where it is to be filled in."""
+    """Declared range of a secondary's numbers or dates; None if it must be filled in."""
 
     words: tuple[str, ...] | None = None
-    """Declared words of a secondary's column; None where they are to be filled in."""
+    """Declared words of a secondary's column; None if they must be filled in."""
 
     source: str = ""
-    """Where bounds or words come from."""
+    """Origin of the bounds or words."""
 
     may_be_missing: bool = False
     """True if the file says that values of a secondary's column may be missing."""
@@ -65,7 +68,7 @@ class ColumnUse:
 
     @property
     def reason(self) -> str:
-        """Why, with a feature's words or bounds and where they come from."""
+        """Reason, with a feature's words or bounds and their origin."""
         if self.use != "feature" or not self.source:
             return self.why
         if self.words is not None:
@@ -78,7 +81,7 @@ class ColumnUse:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wishes:
-    """What the user of ``init`` says."""
+    """Requests of the user of ``init``."""
 
     label: str
     keys: tuple[str, ...] = ()
@@ -94,14 +97,14 @@ class Wishes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Proposal:
-    """A whole federation, as ``init`` writes it."""
+    """Proposed federation, as ``init`` writes it."""
 
     name: str
     tables: tuple[Table, ...]
-    """The primary's first."""
+    """Tables of all parties, the primary's first."""
 
     uses: Mapping[str, tuple[ColumnUse, ...]]
-    """Every column of every party, by party."""
+    """Use of every column, by party."""
 
     keys: KeyProposal
     task: Task
@@ -119,16 +122,16 @@ class Proposal:
 
     bounds_from_data: bool
     spelling: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of ``[linkage]`` by which keys of tables that are here are spelled alike."""
+    """Settings of ``[linkage]`` under which keys of tables on this machine are spelled alike."""
 
     spelling_shares: tuple[str, ...] = ()
-    """Effects of ``spelling``, with shares of the rows: not for the file, which goes to others."""
+    """Effects of ``spelling`` with shares of rows, which must not stand in the shared file."""
 
     doubts: tuple[str, ...] = ()
-    """Doubts to weigh before linking so: with figures of the records, so not for the file."""
+    """Doubts about these links with figures of records, which must not stand in the shared file."""
 
     served: Mapping[str, RowsServed] = field(default_factory=dict)
-    """How many rows a secondary's record serves, by party; of tables that are here."""
+    """Rows that a secondary's records serve, by party, for tables on this machine."""
 
     @property
     def left_open(self) -> list[tuple[str, str]]:
@@ -147,11 +150,11 @@ class Proposal:
         return not self.left_open
 
     def features(self, party: str) -> list[ColumnUse]:
-        """Return what becomes a feature of a party."""
+        """Return the columns of a party that become features."""
         return [use for use in self.uses[party] if use.use == "feature"]
 
     def as_json(self) -> dict[str, object]:
-        """Return what ``init --json`` prints."""
+        """Return the content of ``init --json``."""
         return {
             "ready": self.ready,
             "open": [f"{party}.{column}" for party, column in self.left_open],
@@ -185,7 +188,7 @@ def propose(tables: Sequence[Table], wishes: Wishes) -> Proposal:
 
     Args:
         tables: The primary's table, then the secondaries'.
-        wishes: What the user asks for.
+        wishes: The user's requests.
 
     Raises:
         ConfigError: If the label or the truth is missing, a key cannot be found, a secondary would
@@ -250,12 +253,11 @@ def _without_column(tables: Sequence[Table], label: str, special: Sequence[str])
 
 
 def _task_of(label: Column) -> tuple[Task, str]:
-    if label.inferred is None:
+    if label.inferred is None or label.values is None:
         if label.kind == "boolean":
             return "binary", "the label is true or false"
         task: Task = "multiclass" if label.kind == "words" else "regression"
         return task, f"the label holds {label.kind}, by the column list"
-    assert label.values is not None, "found in them"
     if label.inferred.kind in (None, "date") or label.inferred.problem:
         raise ConfigError(
             f"--label {label.name}: {label.inferred.problem or 'holds dates'}; a label is a "
@@ -288,14 +290,14 @@ def _require_positive(positive: str | None, label: Column, task: Task) -> None:
 
 
 def _classes_of(label: Column, task: Task) -> int | None:
-    """Return how many numbers class means have."""
+    """Return the number of class means; None if it is unknown."""
     if task == "multiclass":
         return None if label.inferred is None else label.inferred.different
     return 2 if task == "binary" else CLASSES_OF_NUMBERS
 
 
 def _delta(rows: Sequence[int | None]) -> float:
-    """Return a delta below a tenth of one over the records of the largest table."""
+    """Return a delta below 0.1 divided by the records of the largest table."""
     largest = max((count for count in rows if count is not None), default=1)
     return min(_LARGEST_DELTA, 10.0 ** -(math.ceil(math.log10(max(largest, 1))) + 1))
 
@@ -342,7 +344,7 @@ def excluded_because(column: Column) -> str | None:
 
 
 def _declare_use(column: Column, wishes: Wishes) -> ColumnUse:
-    """Return a secondary's feature with what is declared of its values, or what is left open."""
+    """Return a secondary's feature with its declared values, or marked as open."""
     gaps = column.inferred is not None and column.inferred.missing > 0
     missing = column.may_be_missing or (gaps and wishes.bounds_from_data)
 
@@ -363,34 +365,32 @@ def _declare_use(column: Column, wishes: Wishes) -> ColumnUse:
         return feature("")
     if wishes.bounds_from_data and column.values is not None:
         if column.kind == "words":
-            return feature(_TAKEN, words=frequent_words(column))
-        return feature(_TAKEN, bounds=rounded_range(column))
+            return feature(_TAKEN, words=frequent_words(column.values))
+        return feature(_TAKEN, bounds=rounded_range(column, column.values))
     return feature("not declared")
 
 
-def frequent_words(column: Column) -> tuple[str, ...]:
-    """Return the words that stand in at least ten rows, and "other" for all further ones."""
-    assert column.values is not None, "of a table that is here"
-    places, texts = texts_of(column.values)
+def frequent_words(values: "pd.Series[Any]") -> tuple[str, ...]:
+    """Return the words of at least ten rows, and "other" for all others."""
+    places, texts = texts_of(values)
     counts = np.bincount(places[places >= 0], minlength=len(texts))
     common = sorted(text for text, count in zip(texts, counts, strict=True) if count >= _FEW)
     return (*(word for word in common if word != _OTHER), _OTHER)
 
 
-def rounded_range(column: Column) -> Bounds:
+def rounded_range(column: Column, values: "pd.Series[Any]") -> Bounds:
     """Return the range of nearly all of a column's values, rounded outwards.
 
     One value in a hundred lies outside at either end, and five at least; where nothing is left
     between these, the extremes are the ends. They are rounded to one digit of their distance; of
     dates, to whole years.
     """
-    assert column.values is not None, "of a table that is here"
     if column.kind == "date":
-        dates = dates_of(column.values)
+        dates = dates_of(values)
         years = dates[~np.isnat(dates)].astype("datetime64[Y]").astype(np.int64) + 1970
         first, last = _inner(np.sort(years))
         return f"{first:04.0f}-01-01", f"{last:04.0f}-12-31"
-    numbers = amounts_of(column.values, "" if column.inferred is None else column.inferred.sign)
+    numbers = amounts_of(values, "" if column.inferred is None else column.inferred.sign)
     low, high = _inner(np.sort(numbers[np.isfinite(numbers)]))
     step = 10.0 ** math.floor(math.log10(high - low))
     low, high = math.floor(low / step) * step, math.ceil(high / step) * step
@@ -399,7 +399,7 @@ def rounded_range(column: Column) -> Bounds:
 
 
 def _inner(ordered: np.ndarray) -> tuple[float, float]:
-    """Return the ends of what lies inside, of values in ascending order."""
+    """Return the ends of sorted values after the outer ones are left out."""
     outside = min(max(_LEAST_OUTER, round(len(ordered) * _OUTER)), (len(ordered) - 1) // 2)
     low, high = float(ordered[outside]), float(ordered[-1 - outside])
     return (low, high) if low < high else (float(ordered[0]), float(ordered[-1]))

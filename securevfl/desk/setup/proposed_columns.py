@@ -1,4 +1,4 @@
-"""What a table's columns are, as far as a federation file is proposed from them.
+"""Descriptions of tables' columns, from which a federation file is proposed.
 
 Facts of a table on this machine are counted from its records. Facts that a partner sent are a
 :class:`ColumnList`: names, kinds and what the partner declares, and nothing that was counted.
@@ -65,7 +65,7 @@ class Column:
     """Declared words, never taken from records."""
 
     declared_by: str = ""
-    """Where bounds or words come from, in words."""
+    """Origin of the bounds or words, in words."""
 
     excluded: bool = False
     """True if the owner says that the column is no feature."""
@@ -74,7 +74,7 @@ class Column:
     """True if the owner says that values may be missing."""
 
     inferred: ColumnKind | None = None
-    """Kind found in the records; like the values, None where the table is not here."""
+    """Kind inferred from the records; None if the table is not on this machine."""
 
     values: "pd.Series[Any] | None" = None
 
@@ -96,7 +96,7 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Table:
-    """One party's table, as far as it is known."""
+    """Known facts of one party's table."""
 
     name: str
     """The party's name."""
@@ -105,13 +105,13 @@ class Table:
     """Value of ``data`` for the table in the federation file."""
 
     columns: tuple[Column, ...]
-    """In the table's order."""
+    """Columns in the table's order."""
 
     rows: int | None = None
-    """Records; None where the table is not here."""
+    """Number of records; None if the table is not on this machine."""
 
     reading: Reading = AS_IT_IS
-    """How its file is written, as far as its user says, and its dates."""
+    """Reading settings of its file, and the form of its dates."""
 
     def column(self, name: str) -> Column | None:
         """Return the column of that name."""
@@ -120,7 +120,7 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Declared:
-    """What a user declares of columns, by name or by pattern (``rt_*``)."""
+    """The user's declarations of columns, by name or by pattern (``rt_*``)."""
 
     bounds: Mapping[str, Bounds] = field(default_factory=dict)
     words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -128,21 +128,21 @@ class Declared:
     """Columns whose values may be missing."""
 
     excluded: Sequence[str] = ()
-    """That are no features."""
+    """Columns that are no features."""
 
     readings: Mapping[str, Reading] = field(default_factory=dict)
-    """How files are written, by party; ``""`` stands for those that are not named."""
+    """Reading settings of files by party; ``""`` stands for all other parties."""
 
     def reading_of(self, party: str) -> Reading:
-        """Return how a party's file is written, as far as the user says."""
+        """Return the reading settings of a party's file."""
         return self.readings.get(party, self.readings.get("", AS_IT_IS))
 
 
 def date_form(frame: pd.DataFrame) -> str | None:
-    """Return the one form in which a table's dates are written, where no other one reads them.
+    """Return the only form in which a table's dates can be read.
 
-    None where they are in ISO form, where two forms read all of them, as they do 1/2/2020, and
-    where columns differ.
+    None if they are in ISO form, if two forms read all of them, such as 1/2/2020, or if columns
+    differ.
     """
     texts = [frame[name].dropna() for name in frame.columns if frame[name].dtype == "str"]
     fitting = [
@@ -164,15 +164,15 @@ def describe_table(
     declared: Declared,
     reading: Reading = AS_IT_IS,
 ) -> Table:
-    """Look at a table on this machine.
+    """Describe a table on this machine.
 
     Args:
         frame: The table.
         name: The party's name.
-        data: What the federation file calls the table.
+        data: Value of ``data`` in the federation file.
         types: Declared types by column, as :func:`declared_types` returns them.
-        declared: What the user says of columns.
-        reading: How its file is written.
+        declared: The user's declarations of columns.
+        reading: Reading settings of its file.
     """
     columns = []
     for column in map(str, frame.columns):
@@ -196,7 +196,7 @@ def describe_table(
 
 
 def with_declared(table: Table, declared: Declared) -> Table:
-    """Return a table with what the user declares of its columns, over what was known before."""
+    """Return a table with the user's declarations, which replace earlier ones."""
     return replace(
         table, columns=tuple(_with_declared(column, declared) for column in table.columns)
     )
@@ -234,14 +234,14 @@ def require_columns(tables: Sequence[Table], declared: Declared) -> None:
 
 
 def no_such_column(name: str, known: Sequence[str]) -> str:
-    """Return what to say of a name that none of the columns has."""
+    """Return the complaint about a name that no column has."""
     more = ", ..." if len(known) > _SHOWN else ""
     there = f"; there are {', '.join(known[:_SHOWN])}{more}"
     return f"no column is called so{checks.did_you_mean(name, known) or there}"
 
 
 def held_by(inferred: ColumnKind) -> Held:
-    """Return what a column holds, of what its records tell."""
+    """Return a column's kind from the kind inferred from its records."""
     if inferred.kind is None:
         return "unusable"
     many = inferred.kind == "words" and (inferred.problem or inferred.different > MAX_CATEGORIES)
@@ -249,7 +249,7 @@ def held_by(inferred: ColumnKind) -> Held:
 
 
 def declared_types(path: Path) -> dict[str, str]:
-    """Return the types that a file's own schema declares, by column: none in a CSV file."""
+    """Return the types in a file's schema by column; empty for a CSV file."""
     if path.suffix != ".parquet":
         return {}
     import pyarrow.parquet as pq
@@ -258,7 +258,7 @@ def declared_types(path: Path) -> dict[str, str]:
 
 
 def bounds_of_type(declared: str) -> tuple[float, float] | None:
-    """Return the range of a declared type, where that is narrow enough to be of use.
+    """Return the range of a declared type if it is narrow, else None.
 
     Whole numbers of 8 or 16 bits, and decimals of up to six digits: wider ones declare nothing
     about the values.
@@ -296,7 +296,7 @@ class ListedColumn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ColumnList:
-    """What partners need to know of a table to propose a federation file."""
+    """Columns of a table, from which partners propose a federation file."""
 
     format: str
     party: str
@@ -306,16 +306,16 @@ class ColumnList:
 
 
 def write_column_list(table: Table, path: Path) -> None:
-    """Write what partners need to know of a table to propose a federation file.
+    """Write the list of a table's columns, from which partners propose a federation file.
 
     Raises:
         StorageError: If the file cannot be written.
 
     Reveals:
-        To whoever gets the file: the party's and its table's name; each column's name and kind;
+        To readers of the file: the party's and its table's name; each column's name and kind;
         bounds and words that were declared. No value, no count and no range of the records. A kind
-        is told by the records where the file declares none: that a column holds numbers, dates,
-        or few different words.
+        is told by the records where the file declares none: that a column holds numbers, dates, or
+        few different words.
     """
     columns = []
     for column in table.columns:
@@ -334,7 +334,7 @@ def read_column_list(path: Path) -> Table:
     """Read a partner's column list.
 
     Raises:
-        DataError: Naming the file, the entry and what is wrong with it.
+        DataError: If the file can't be read or an entry is wrong.
     """
     where = f"column list {path}"
     try:

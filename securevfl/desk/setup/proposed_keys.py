@@ -1,4 +1,4 @@
-"""Which columns parties can link by: those whose names and kinds match in all tables."""
+"""Proposed key columns: those with matching names and kinds in all tables."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _EQUAL_DATES: Final = "equal dates are linked, and nothing else: edits of a date
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeyProposal:
-    """How parties link."""
+    """Proposed metric and key columns."""
 
     metric: str
     """``linkage.metric``."""
@@ -29,13 +29,13 @@ class KeyProposal:
     """Key columns by party, in one order."""
 
     reasons: tuple[str, ...]
-    """Why, one sentence each."""
+    """Reasons, one sentence each."""
 
     neighbours: int = NEIGHBOURS
     """K."""
 
     doubts: tuple[str, ...] = ()
-    """Doubts to weigh before linking so, one sentence each."""
+    """Doubts about these keys, one sentence each."""
 
     @property
     def numeric(self) -> bool:
@@ -44,7 +44,7 @@ class KeyProposal:
 
     @property
     def key_warning(self) -> str | None:
-        """What there is to warn of, as the file that is proposed hides no keys."""
+        """Warning about keys that the proposed file shows, or None."""
         return keys_in_clear("none", next(iter(self.columns.values())))
 
 
@@ -61,9 +61,9 @@ def propose_keys(
 
     Args:
         tables: The primary's table, then the secondaries'.
-        asked: Key columns that the user names; ``lon=longitude`` where tables differ. None are
-            proposed beside them.
-        without: Columns that are none: the label, the truth.
+        asked: Key columns that the user names; ``lon=longitude`` where tables differ. No others are
+            proposed then.
+        without: Columns that are no keys: the label, the truth.
 
     Raises:
         ConfigError: If there is nothing to link by, or a table lacks a column that was asked for.
@@ -155,17 +155,14 @@ def _is_time(name: str, by: Mapping[str, Column]) -> bool:
 
 
 def _agreement(tables: Sequence[Table], by: Mapping[str, Column]) -> float | None:
-    """Return the least share of the smaller table's ids that the other one has too."""
-    if any(column.values is None for column in by.values()):
+    """Return the least share of the smaller table's ids that the other table has."""
+    values = [by[table.name].values for table in tables]
+    different = [frozenset(texts_of(own)[1]) for own in values if own is not None]
+    if len(different) < len(tables):
         return None
-    primary, *others = (_different(by[table.name]) for table in tables)
+    primary, *others = different
     shares = [len(primary & other) / max(1, min(len(primary), len(other))) for other in others]
     return min(shares)
-
-
-def _different(column: Column) -> frozenset[str]:
-    assert column.values is not None, "asked before"
-    return frozenset(texts_of(column.values)[1])
 
 
 def _columns(
@@ -226,7 +223,7 @@ def _by_times(tables: Sequence[Table], times: _Shared, name: str) -> KeyProposal
 
 
 def _zones(columns: Mapping[str, Column]) -> tuple[str, ...]:
-    """Return a warning where some times have a zone and others have none.
+    """Return a warning if only some times have a zone.
 
     Args:
         columns: One of each party that has its table here, by party.
@@ -340,7 +337,7 @@ def _named_columns(tables: Sequence[Table], key: str) -> dict[str, Column]:
 
 
 def _names(columns: Mapping[str, tuple[str, ...]]) -> str:
-    """Return the columns' names, of each party where they differ."""
+    """Return the columns' names, with each party's names if they differ."""
     if len(set(columns.values())) == 1:
         return ", ".join(next(iter(columns.values())))
     return "; ".join(f"{', '.join(names)} ({party})" for party, names in columns.items())

@@ -1,1 +1,1 @@
-"""Attacks on what the parties of a run have recorded, each next to a trivial guess."""
+"""Attacks on the recorded views of a run's parties, each compared with a trivial guess."""

@@ -1,4 +1,4 @@
-"""What the parties of one run have recorded, as attacks read it."""
+"""Recorded views of one run's parties, as attacks read them."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -19,51 +19,63 @@ from securevfl.federation.state_folder import DamagedError, read_state
 from securevfl.runtime.run_folder import federation_of_run, read_figures
 
 
+class UnavailableError(Exception):
+    """An attack can't be tried on a run; the text says why."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PartyView:
-    """What one party received, line by line, and what it holds."""
+    """Messages that one party received, and tensors that it holds."""
 
     name: str
+    """Name of the party."""
     lines: list[dict[str, Any]] = field(repr=False)
+    """Received messages in order, each with its ``kind``."""
     held: Mapping[str, Tensor] = field(repr=False)
+    """Held tensors by name."""
     left_out: int
-    """Lines that a full record has not taken."""
+    """Number of messages that had no room in the record."""
 
-    def of(self, kind: str) -> Iterator[dict[str, Any]]:
-        """Yield the lines of one kind, in their order."""
+    def of_kind(self, kind: str) -> Iterator[dict[str, Any]]:
+        """Yield the messages of one kind, in order."""
         return (line for line in self.lines if line["kind"] == kind)
 
     def array(self, name: str) -> Any:
-        """Return what the party holds under a name."""
+        """Return a held tensor as an array."""
         return self.held[name].numpy()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EpochGradients:
-    """The gradients of one epoch, a line a training row."""
+    """Gradients of one epoch, one for each training row."""
 
     rows: Int64[np.ndarray, " rows"]
+    """Row ids."""
     gradients: Float32[np.ndarray, "rows numbers"]
     """Gradients of the loss's mean over a batch, with respect to each row's average."""
     batches: Int64[np.ndarray, " rows"]
-    """Round that each row was in."""
+    """Round of each row."""
 
 
 class Evidence:
-    """A run's folder, with the views that lie in it."""
+    """Recorded views in a run's folder; a view that an attack needs may be missing."""
 
     def __init__(self, folder: Path) -> None:
         """Read the folder of a finished run.
 
         Raises:
-            ConfigError: If it is no such folder, or no party of it has recorded anything.
+            ConfigError: If the folder is not that of a run, or no party has recorded anything.
         """
         self.folder = folder
+        """Folder of the run."""
         self.config: FederationConfig = federation_of_run(folder, None)
+        """The run's federation."""
         self.figures = read_figures(folder)
+        """The run's figures."""
         self.run = ""
+        """Id of the run."""
         helper = self.config.helper("coordinator")
-        self.coordinator = None if helper is None else self._view(helper.name)
+        self._coordinator = None if helper is None else self._view(helper.name)
         named = {party.name: self._view(party.name) for party in self.config.table_parties}
         views = {name: view for name, view in named.items() if view is not None}
         if not views:
@@ -71,8 +83,9 @@ class Evidence:
                 f"run folder {folder}: no party has recorded what it received; simulate or train "
                 f"with --record-views MIB"
             )
-        self.primary = views.pop(self.config.primary.name, None)
+        self._primary = views.pop(self.config.primary.name, None)
         self.secondaries = views
+        """Recorded views of secondaries, by name."""
 
     def _view(self, name: str) -> PartyView | None:
         """Read a party's record; return None if it has none."""
@@ -91,13 +104,46 @@ class Evidence:
         )
 
     @property
-    def attacker(self) -> PartyView | None:
-        """A secondary whose view is here: gradients are the same at all of them."""
-        return next(iter(self.secondaries.values()), None)
+    def has_primary(self) -> bool:
+        """Whether the primary has recorded its view."""
+        return self._primary is not None
+
+    @property
+    def primary(self) -> PartyView:
+        """The primary's view.
+
+        Raises:
+            UnavailableError: If it was not recorded.
+        """
+        if self._primary is None:
+            raise UnavailableError("needs the view of the primary")
+        return self._primary
+
+    @property
+    def coordinator(self) -> PartyView:
+        """The coordinator's view.
+
+        Raises:
+            UnavailableError: If it was not recorded.
+        """
+        if self._coordinator is None:
+            raise UnavailableError("needs the view of a coordinator")
+        return self._coordinator
+
+    @property
+    def attacker(self) -> PartyView:
+        """View of the first secondary; all secondaries receive the same gradients.
+
+        Raises:
+            UnavailableError: If no secondary has recorded its view.
+        """
+        for view in self.secondaries.values():
+            return view
+        raise UnavailableError("needs the view of a secondary")
 
     @property
     def privacy(self) -> Mapping[str, Any]:
-        """What the run promised, as its figures have it."""
+        """Privacy section of the run's figures."""
         privacy: Mapping[str, Any] = self.figures["privacy"]
         return privacy
 
@@ -106,11 +152,9 @@ class Evidence:
         """Number of secondaries."""
         return len(self.config.secondaries)
 
-    # Labels.
-
     @property
     def classes(self) -> int:
-        """How many classes labels have; 0 for numbers."""
+        """Number of classes; 0 if labels are numbers."""
         if self.config.federation.task == "regression":
             return 0
         return int(self.labels.max()) + 1
@@ -118,28 +162,25 @@ class Evidence:
     @cached_property
     def labels(self) -> Int64[np.ndarray, " rows"]:
         """The primary's labels as class numbers."""
-        assert self.primary is not None, "attacks on labels ask for the primary's view"
         labels: Int64[np.ndarray, " rows"] = self.primary.array("targets").astype(np.int64)
         return labels
 
     @cached_property
     def train(self) -> Int64[np.ndarray, " train"]:
         """Row ids of training rows."""
-        assert self.primary is not None, "attacks on labels ask for the primary's view"
         rows: Int64[np.ndarray, " train"] = self.primary.array("train")
         return rows
 
     @cached_property
     def other_rows(self) -> Int64[np.ndarray, " others"]:
         """Row ids of validation and test rows."""
-        assert self.primary is not None, "attacks on labels ask for the primary's view"
         parts = [self.primary.array(name) for name in ("validation", "test")]
         rows: Int64[np.ndarray, " others"] = np.concatenate(parts)
         return rows
 
     @property
-    def taught_by(self) -> str | None:
-        """The channel from which encoders have learned something of labels; None if from none."""
+    def label_channel(self) -> str | None:
+        """Channel through which encoders have learned labels; None if there is none."""
         if not self.config.family.learns_by_gradients:
             return "residuals"
         if self.config.regime.learns:
@@ -147,7 +188,7 @@ class Evidence:
         return "labels that class means are fitted to" if self.config.encoder_reads_labels else None
 
     def gradients(self, view: PartyView) -> list[EpochGradients]:
-        """Return the gradients that a secondary received, by epoch."""
+        """Return the gradients of each epoch that a secondary received."""
         epochs: list[EpochGradients] = []
         parts: list[tuple[Any, Any, Any]] = []
         rows = None
@@ -163,10 +204,8 @@ class Evidence:
                 parts = []
         return epochs
 
-    # Averages, and what they would be without noise.
-
     def own_columns(self, view: PartyView) -> Float64[np.ndarray, "rows columns"]:
-        """Return a secondary's columns by the primary's rows: the mean of a row's records."""
+        """Return the mean of a secondary's linked records for each of the primary's rows."""
         links, features = view.array("links"), view.array("features").astype(np.float64)
         there = links >= 0
         summed = (features[np.maximum(links, 0)] * there[..., None]).sum(axis=1)
@@ -175,24 +214,23 @@ class Evidence:
 
     @property
     def with_links(self) -> list[PartyView]:
-        """The views of secondaries that were recorded to the run's end, with their links."""
+        """Views of secondaries that were recorded to the run's end, with their links."""
         return [secondary for secondary in self.secondaries.values() if "links" in secondary.held]
 
     def linked_rows(self, view: PartyView) -> Any:
-        """Return which of the primary's rows have a record of a secondary's."""
+        """Return which of the primary's rows are linked to a record of a secondary."""
         return (view.array("links") >= 0).any(axis=1)
 
     @cached_property
     def released_averages(
         self,
     ) -> tuple[Int64[np.ndarray, " rows"], Float64[np.ndarray, "rows numbers"]]:
-        """Row ids, and the averages that were released for them by the encoders of the end.
+        """Row ids, and their averages by the encoders of the run's end.
 
-        They are all rows of a frozen run, and the test rows of any other.
+        A frozen run has averages of all rows, any other run of its test rows.
         """
-        assert self.primary is not None, "attacks on averages ask for the primary's view"
         last = ("release",) if self.config.regime.releases_once else ("test",)
-        lines = [line for line in self.primary.of(AVERAGE) if line["purpose"] in last]
+        lines = [line for line in self.primary.of_kind(AVERAGE) if line["purpose"] in last]
         if not lines:
             return np.empty(0, dtype=np.int64), np.empty((0, 0))
         rows = np.concatenate([line["rows"].numpy() for line in lines])
@@ -203,10 +241,9 @@ class Evidence:
     def last_averages(
         self,
     ) -> tuple[Int64[np.ndarray, " rows"], Float64[np.ndarray, "rows numbers"]]:
-        """Row ids, and the last average that the primary received of each."""
-        assert self.primary is not None, "attacks on averages ask for the primary's view"
+        """Row ids, and the last average of each that the primary received."""
         last: dict[int, Any] = {}
-        for line in self.primary.of(AVERAGE):
+        for line in self.primary.of_kind(AVERAGE):
             averages = line["average"].flatten(1).numpy()
             last |= dict(zip(line["rows"].tolist(), averages, strict=True))
         rows = np.array(sorted(last), dtype=np.int64)
@@ -214,23 +251,23 @@ class Evidence:
 
     @property
     def knows_terms(self) -> bool:
-        """Whether all secondaries' views are here, with the terms of the end."""
+        """Whether all secondaries have recorded their final terms."""
         views = self.secondaries.values()
         return len(views) == self.parties and all("terms" in view.held for view in views)
 
     def without_noise(
         self, rows: Int64[np.ndarray, " some"]
     ) -> Float64[np.ndarray, "some numbers"]:
-        """Return what the averages of rows would be without noise."""
+        """Return the averages of rows without noise."""
         terms = [view.held["terms"][rows].flatten(1).double() for view in self.secondaries.values()]
         total: Float64[np.ndarray, "some numbers"] = sum(terms[1:], terms[0]).numpy()
         return total / self.parties
 
     @property
     def longest_change(self) -> float:
-        """How far one record moves an average at most, if it is there or not.
+        """Longest change of an average when one record is added or removed.
 
-        Where a row is clipped as a whole, this is how far all its records together move it.
+        If rows are clipped as a whole, it is the longest change by all records of a row together.
         """
         slots = self.config.model.neighbours if pools(self.config) else 1
         return float(self.privacy["clip_norm"]) / (self.parties * slots)

@@ -12,29 +12,32 @@ import numpy as np
 from jaxtyping import Float64, Int64
 from sklearn.cluster import KMeans
 
-from securevfl.lab.attacks import attack
-from securevfl.lab.attacks.evidence import Evidence, PartyView
+from securevfl.lab.attacks import attack, label_guesses
+from securevfl.lab.attacks.evidence import Evidence, PartyView, UnavailableError
 
 _EPOCHS: Final = 5
-"""The first ones: later gradients say more of how rows differ within a class."""
+"""First epochs that are read; later gradients say more of how rows differ within a class."""
 
 _MOST_NUMBERS: Final = 512
-"""Most numbers of a row's gradients over these epochs together; more are projected at random."""
+"""Most numbers of a row's concatenated gradients; more are projected at random."""
 
 
-def _missing(evidence: Evidence) -> str | None:
-    if (why := attack.needs_labels(evidence)) is not None:
-        return why
-    view = evidence.attacker
-    if view is None:
-        return "needs the view of a secondary"
-    return None if evidence.gradients(view) else "no secondary received a gradient"
+def _attacking_view(evidence: Evidence) -> PartyView:
+    """Return the view of a secondary that received gradients.
+
+    Raises:
+        UnavailableError: If there is none, or guesses can't be scored.
+    """
+    label_guesses.require_labels(evidence)
+    if not evidence.gradients(evidence.attacker):
+        raise UnavailableError("no secondary received a gradient")
+    return evidence.attacker
 
 
 def _lengths(
     evidence: Evidence, view: PartyView
 ) -> tuple[Int64[np.ndarray, " rows"], Float64[np.ndarray, " rows"]]:
-    """Return rows, and the mean over epochs of a gradient's length over its batch's mean."""
+    """Return rows, and their gradients' mean length relative to the mean of the batch."""
     lengths: dict[int, list[float]] = {}
     for epoch in evidence.gradients(view):
         norms = np.linalg.norm(epoch.gradients.astype(np.float64), axis=1)
@@ -51,7 +54,7 @@ def _lengths(
 def _directions(
     evidence: Evidence, view: PartyView
 ) -> tuple[Int64[np.ndarray, " rows"], Float64[np.ndarray, "rows numbers"]]:
-    """Return rows, and their gradients of the first epochs one after another, each of length 1."""
+    """Return rows, and their concatenated gradients of the first epochs, each of length 1."""
     epochs = evidence.gradients(view)[:_EPOCHS]
     rows = np.unique(np.concatenate([epoch.rows for epoch in epochs]))
     width = epochs[0].gradients.shape[1]
@@ -68,113 +71,76 @@ def _directions(
     return rows, flat
 
 
-class GradientNorm:
-    """A row of the rarer class is predicted worse, so that its gradient is longer."""
-
-    name = "gradient-norm"
-    aim: attack.Aim = "labels"
-
-    def missing(self, evidence: Evidence) -> str | None:
-        """Return why it cannot be tried."""
-        if (why := _missing(evidence)) is not None:
-            return why
-        return None if evidence.classes == 2 else "tells two classes apart, and there are more"
-
-    def findings(self, evidence: Evidence, *, seeds: int) -> Iterator[attack.Leak]:  # noqa: ARG002
-        """Yield the AUC of lengths."""
-        view = evidence.attacker
-        assert view is not None, "asked before"
-        rows, lengths = _lengths(evidence, view)
-        rarer = int(evidence.labels[rows].mean() < 1 / 2)
-        other = -lengths if rarer else lengths
-        guess = attack.Guess(rows, np.stack([other, -other], axis=1))
-        yield _finding(self.name, evidence, view, [guess], known="which class is the rarer one")
-
-
-class GradientDirection:
-    """Gradients of one class point in one direction: as that of a row whose label is known."""
-
-    name = "gradient-direction"
-    aim: attack.Aim = "labels"
-
-    def missing(self, evidence: Evidence) -> str | None:
-        """Return why it cannot be tried."""
-        return _missing(evidence)
-
-    def findings(self, evidence: Evidence, *, seeds: int) -> Iterator[attack.Leak]:
-        """Yield the success with one known row a class."""
-        view = evidence.attacker
-        assert view is not None, "asked before"
-        rows, directions = _directions(evidence, view)
-        place: Mapping[int, int] = {row: number for number, row in enumerate(rows.tolist())}
-        guesses = []
-        for seed in range(seeds):
-            known = attack.some_known(evidence, rows, each=1, seed=seed)
-            scores = directions @ directions[[place[row] for row in known.tolist()]].T
-            left = ~np.isin(rows, known)
-            guesses.append(attack.Guess(rows[left], scores[left]))
-        yield _finding(self.name, evidence, view, guesses, known="the label of one row a class")
-
-
-class GradientClusters:
-    """Gradients fall into as many clusters as there are classes."""
-
-    name = "gradient-clusters"
-    aim: attack.Aim = "labels"
-
-    def missing(self, evidence: Evidence) -> str | None:
-        """Return why it cannot be tried."""
-        return _missing(evidence)
-
-    def findings(self, evidence: Evidence, *, seeds: int) -> Iterator[attack.Leak]:
-        """Yield the success of clusters, each called after its most frequent class."""
-        view = evidence.attacker
-        assert view is not None, "asked before"
-        rows, directions = _directions(evidence, view)
-        labels, classes = evidence.labels[rows], evidence.classes
-        guesses, chances = [], []
-        for seed in range(seeds):
-            clusters = (
-                KMeans(classes, n_init=3, random_state=seed)
-                .fit_predict(directions)
-                .astype(np.int64)
-            )
-            chances.append(attack.matched_by_chance(clusters, labels, classes=classes))
-            guesses.append(
-                attack.Guess(rows, attack.match_clusters(clusters, labels, classes=classes))
-            )
-        floor = max(float(np.mean(chances)), attack.label_floor(evidence, rows))
-        yield _finding(
-            self.name,
-            evidence,
-            view,
-            guesses,
-            known="which cluster is which class",
-            floor=(floor, "the same names for clusters that say nothing"),
-        )
-
-
-def _finding(
-    name: str,
-    evidence: Evidence,
-    view: PartyView,
-    guesses: list[attack.Guess],
-    *,
-    known: str,
-    floor: tuple[float, str] | None = None,
-) -> attack.Leak:
-    trivial, why = floor or (
-        attack.label_floor(evidence, guesses[0].rows),
-        "how frequent classes are",
+def _gradient_norm(evidence: Evidence, _seeds: int) -> Iterator[attack.Leak]:
+    """Yield the AUC of gradients' lengths."""
+    view = _attacking_view(evidence)
+    if evidence.classes != 2:
+        raise UnavailableError("tells two classes apart, and there are more")
+    rows, lengths = _lengths(evidence, view)
+    rarer = int(evidence.labels[rows].mean() < 1 / 2)
+    other = -lengths if rarer else lengths
+    guess = label_guesses.Guess(rows, np.stack([other, -other], axis=1))
+    yield label_guesses.label_leak(
+        GRADIENT_NORM.name,
+        evidence,
+        [guess],
+        attacker=view.name,
+        channel="gradients",
+        known="which class is the rarer one",
     )
-    return attack.label_leak(
-        name,
+
+
+def _gradient_direction(evidence: Evidence, seeds: int) -> Iterator[attack.Leak]:
+    """Yield the success with one known row of each class."""
+    view = _attacking_view(evidence)
+    rows, directions = _directions(evidence, view)
+    place: Mapping[int, int] = {row: number for number, row in enumerate(rows.tolist())}
+    guesses = []
+    for seed in range(seeds):
+        known = label_guesses.some_known(evidence, rows, each=1, seed=seed)
+        scores = directions @ directions[[place[row] for row in known.tolist()]].T
+        left = ~np.isin(rows, known)
+        guesses.append(label_guesses.Guess(rows[left], scores[left]))
+    yield label_guesses.label_leak(
+        GRADIENT_DIRECTION.name,
         evidence,
         guesses,
         attacker=view.name,
         channel="gradients",
-        floor=trivial,
-        floor_is=why,
-        known=known,
-        seeds=len(guesses),
+        known="the label of one row a class",
     )
+
+
+def _gradient_clusters(evidence: Evidence, seeds: int) -> Iterator[attack.Leak]:
+    """Yield the success of clusters, each named after its most frequent class."""
+    view = _attacking_view(evidence)
+    rows, directions = _directions(evidence, view)
+    labels, classes = evidence.labels[rows], evidence.classes
+    guesses, chances = [], []
+    for seed in range(seeds):
+        clusters = (
+            KMeans(classes, n_init=3, random_state=seed).fit_predict(directions).astype(np.int64)
+        )
+        chances.append(label_guesses.matched_by_chance(clusters, labels, classes=classes))
+        scores = label_guesses.match_clusters(clusters, labels, classes=classes)
+        guesses.append(label_guesses.Guess(rows, scores))
+    yield label_guesses.label_leak(
+        GRADIENT_CLUSTERS.name,
+        evidence,
+        guesses,
+        attacker=view.name,
+        channel="gradients",
+        floor=float(np.mean(chances)),
+        floor_is="the same names for clusters that say nothing",
+        known="which cluster is which class",
+    )
+
+
+GRADIENT_NORM = attack.Attack("gradient-norm", "labels", _gradient_norm)
+"""Attack by length: a row of the rarer class is predicted worse, so that its gradient is longer."""
+
+GRADIENT_DIRECTION = attack.Attack("gradient-direction", "labels", _gradient_direction)
+"""Attack by direction: a gradient points where that of a known row of the same class points."""
+
+GRADIENT_CLUSTERS = attack.Attack("gradient-clusters", "labels", _gradient_clusters)
+"""Attack by clusters: gradients form one cluster for each class."""

@@ -1,4 +1,4 @@
-"""Labels from the encoder that a secondary has at the end: its own, taught by the primary's labels.
+"""Labels from a secondary's own final encoder, which has learned from the primary's labels.
 
 References:
     [FZJ22] Fu et al., Label Inference Attacks Against Vertical Federated Learning, section 4 (model
@@ -17,27 +17,33 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
-from securevfl.lab.attacks import attack
-from securevfl.lab.attacks.evidence import Evidence, PartyView
+from securevfl.lab.attacks import attack, label_guesses
+from securevfl.lab.attacks.evidence import Evidence, PartyView, UnavailableError
 
 KNOWN: Final = 80
 """Labels that the attacker knows, of all classes together, as in [FedHSSL]."""
 
 _LEAST_COMPARED: Final = 50
-"""Rows of each kind, without which memory is not measured."""
+"""Least training rows, and least other rows, to measure memory."""
 
 _MOST_ROWS: Final = 2000
-"""That are clustered; more are drawn from."""
+"""Most rows that are clustered; a random sample of more."""
 
 
-def _missing(evidence: Evidence) -> str | None:
-    if (why := attack.needs_labels(evidence)) is not None:
-        return why
-    if evidence.taught_by is None:
-        return "encoders are frozen and have learned nothing of labels"
+def _taught_channel(evidence: Evidence) -> str:
+    """Return the channel through which encoders have learned labels.
+
+    Raises:
+        UnavailableError: If there is none, no final encoder was recorded, or guesses can't be
+            scored.
+    """
+    label_guesses.require_labels(evidence)
+    channel = evidence.label_channel
+    if channel is None:
+        raise UnavailableError("encoders are frozen and have learned nothing of labels")
     if not any("terms" in view.held for view in evidence.secondaries.values()):
-        return "needs the view of a secondary to the run's end"
-    return None
+        raise UnavailableError("needs the view of a secondary to the run's end")
+    return channel
 
 
 def _representations(view: PartyView) -> Float64[np.ndarray, "rows numbers"]:
@@ -53,57 +59,48 @@ def standardise(
     return values
 
 
-class ModelCompletion:
-    """A head that is fitted to the own representations of a few rows with known labels."""
+def _model_completion(evidence: Evidence, seeds: int) -> Iterator[attack.Leak]:
+    """Yield, for each secondary, the success on training rows, and its excess over other rows.
 
-    name = "model-completion"
-    aim: attack.Aim = "labels"
-
-    def missing(self, evidence: Evidence) -> str | None:
-        """Return why it cannot be tried."""
-        return _missing(evidence)
-
-    def findings(self, evidence: Evidence, *, seeds: int) -> Iterator[attack.Leak]:
-        """Yield, for each secondary, the success on training rows, and how far it exceeds others'.
-
-        The floor is the same head on the secondary's own columns, which it has without the run.
-        """
-        each = max(2, KNOWN // evidence.classes)
-        for view in evidence.secondaries.values():
-            rows = evidence.train[evidence.linked_rows(view)[evidence.train]]
-            inputs = _representations(view)
-            own = standardise(evidence.own_columns(view))
-            by_model = _completion_guesses(evidence, inputs, rows, each=each, seeds=seeds)
-            by_columns = _completion_guesses(evidence, own, rows, each=each, seeds=seeds)
-            columns, _ = attack.label_success_of(evidence, by_columns)
-            leak = attack.label_leak(
-                self.name,
-                evidence,
-                by_model,
-                attacker=view.name,
-                channel=str(evidence.taught_by),
-                floor=max(columns, attack.label_floor(evidence, rows)),
-                floor_is="the same head on its own columns",
-                known=f"{each} labels of each class",
-                seeds=seeds,
-            )
-            yield leak
-            others = evidence.other_rows
-            others = others[evidence.linked_rows(view)[others]]
-            if min(len(rows), len(others)) < _LEAST_COMPARED:
-                continue
-            gap, interval = _memory(evidence, inputs, rows, others, each=each)
-            without, _ = _memory(evidence, own, rows, others, each=each)
-            yield replace(
-                leak,
-                attack="encoder-memory",
-                measure=f"{leak.measure} of training rows, minus that of others",
-                value=gap,
-                interval=interval,
-                floor=max(without, 0.0),
-                rows=len(rows),
-                seeds=1,
-            )
+    The floor is the same head on the secondary's own columns, which it has without the run.
+    """
+    channel = _taught_channel(evidence)
+    each = max(2, KNOWN // evidence.classes)
+    for view in evidence.secondaries.values():
+        rows = evidence.train[evidence.linked_rows(view)[evidence.train]]
+        inputs = _representations(view)
+        own = standardise(evidence.own_columns(view))
+        by_model = _completion_guesses(evidence, inputs, rows, each=each, seeds=seeds)
+        by_columns = _completion_guesses(evidence, own, rows, each=each, seeds=seeds)
+        columns, _ = label_guesses.label_success_of(evidence, by_columns)
+        leak = label_guesses.label_leak(
+            MODEL_COMPLETION.name,
+            evidence,
+            by_model,
+            attacker=view.name,
+            channel=channel,
+            floor=columns,
+            floor_is="the same head on its own columns",
+            floor_rows=rows,
+            known=f"{each} labels of each class",
+        )
+        yield leak
+        others = evidence.other_rows
+        others = others[evidence.linked_rows(view)[others]]
+        if min(len(rows), len(others)) < _LEAST_COMPARED:
+            continue
+        gap, interval = _memory(evidence, inputs, rows, others, each=each)
+        without, _ = _memory(evidence, own, rows, others, each=each)
+        yield replace(
+            leak,
+            attack="encoder-memory",
+            measure=f"{leak.measure} of training rows, minus that of others",
+            value=gap,
+            interval=interval,
+            floor=max(without, 0.0),
+            rows=len(rows),
+            seeds=1,
+        )
 
 
 def _memory(
@@ -114,13 +111,15 @@ def _memory(
     *,
     each: int,
 ) -> tuple[float, tuple[float, float]]:
-    """Return how much better a head guesses rows that the encoder was taught by than other rows."""
+    """Return a head's success on the encoder's training rows minus that on other rows."""
     labels = evidence.labels
-    known = attack.some_known(evidence, rows, each=each, seed=0)
+    known = label_guesses.some_known(evidence, rows, each=each, seed=0)
     scores = completed_head(inputs[known], labels[known], inputs, evidence.classes)
     success, width = [], 0.0
     for part in (rows[~np.isin(rows, known)], others):
-        of_part, ends = attack.label_success_of(evidence, [attack.Guess(part, scores[part])])
+        of_part, ends = label_guesses.label_success_of(
+            evidence, [label_guesses.Guess(part, scores[part])]
+        )
         success.append(of_part)
         width = float(np.hypot(width, (ends[1] - ends[0]) / 2))
     gap = success[0] - success[1]
@@ -134,15 +133,15 @@ def _completion_guesses(
     *,
     each: int,
     seeds: int,
-) -> list[attack.Guess]:
+) -> list[label_guesses.Guess]:
     guesses = []
     for seed in range(seeds):
-        known = attack.some_known(evidence, rows, each=each, seed=seed)
+        known = label_guesses.some_known(evidence, rows, each=each, seed=seed)
         left = rows[~np.isin(rows, known)]
         scores = completed_head(
             inputs[known], evidence.labels[known], inputs[left], evidence.classes
         )
-        guesses.append(attack.Guess(left, scores))
+        guesses.append(label_guesses.Guess(left, scores))
     return guesses
 
 
@@ -152,7 +151,7 @@ def completed_head(
     asked: Float64[np.ndarray, "rows numbers"],
     classes: int,
 ) -> Float64[np.ndarray, "rows classes"]:
-    """Return scores of classes, by a head that was fitted to a few rows with known labels."""
+    """Return scores of classes for `asked`, by a head that is fitted to a few labelled rows."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         head = LogisticRegression(C=0.3, max_iter=300).fit(inputs, labels)
@@ -161,40 +160,31 @@ def completed_head(
     return probabilities
 
 
-class OwnClusters:
-    """Spectral clusters of own representations, without any label."""
-
-    name = "own-clusters"
-    aim: attack.Aim = "labels"
-
-    def missing(self, evidence: Evidence) -> str | None:
-        """Return why it cannot be tried."""
-        return _missing(evidence)
-
-    def findings(self, evidence: Evidence, *, seeds: int) -> Iterator[attack.Leak]:  # noqa: ARG002
-        """Yield, for each secondary, the success of clusters, beside those of its own columns."""
-        classes = evidence.classes
-        for view in evidence.secondaries.values():
-            rows = evidence.train[evidence.linked_rows(view)[evidence.train]]
-            rows = np.random.default_rng(0).permutation(rows)[:_MOST_ROWS]
-            labels = evidence.labels[rows]
-            own = standardise(evidence.own_columns(view))
-            guesses = []
-            for numbers in (_representations(view), own):
-                clusters = _clusters(numbers[rows], classes)
-                scores = attack.match_clusters(clusters, labels, classes=classes)
-                guesses.append(attack.Guess(rows, scores))
-            columns, _ = attack.label_success_of(evidence, guesses[1:])
-            yield attack.label_leak(
-                self.name,
-                evidence,
-                guesses[:1],
-                attacker=view.name,
-                channel=str(evidence.taught_by),
-                floor=max(columns, attack.label_floor(evidence, rows)),
-                floor_is="clusters of its own columns",
-                known="which cluster is which class",
-            )
+def _own_clusters(evidence: Evidence, _seeds: int) -> Iterator[attack.Leak]:
+    """Yield, for each secondary, the success of clusters; clusters of its columns are the floor."""
+    channel = _taught_channel(evidence)
+    classes = evidence.classes
+    for view in evidence.secondaries.values():
+        rows = evidence.train[evidence.linked_rows(view)[evidence.train]]
+        rows = np.random.default_rng(0).permutation(rows)[:_MOST_ROWS]
+        labels = evidence.labels[rows]
+        own = standardise(evidence.own_columns(view))
+        guesses = []
+        for numbers in (_representations(view), own):
+            clusters = _clusters(numbers[rows], classes)
+            scores = label_guesses.match_clusters(clusters, labels, classes=classes)
+            guesses.append(label_guesses.Guess(rows, scores))
+        columns, _ = label_guesses.label_success_of(evidence, guesses[1:])
+        yield label_guesses.label_leak(
+            OWN_CLUSTERS.name,
+            evidence,
+            guesses[:1],
+            attacker=view.name,
+            channel=channel,
+            floor=columns,
+            floor_is="clusters of its own columns",
+            known="which cluster is which class",
+        )
 
 
 def _clusters(
@@ -207,3 +197,10 @@ def _clusters(
         )
         clusters: Int64[np.ndarray, " rows"] = spectral.fit_predict(numbers).astype(np.int64)
     return clusters
+
+
+MODEL_COMPLETION = attack.Attack("model-completion", "labels", _model_completion)
+"""Attack by a head that is fitted to own representations of a few rows with known labels."""
+
+OWN_CLUSTERS = attack.Attack("own-clusters", "labels", _own_clusters)
+"""Attack by spectral clusters of own representations, without any label."""

@@ -2,28 +2,32 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from securevfl.config.disclosure import channels, status
 from securevfl.core import checks, files
 from securevfl.core.errors import ConfigError
-from securevfl.lab.attacks import attack, gradients, own_models, told_labels
-from securevfl.lab.attacks.evidence import Evidence
-from securevfl.lab.attacks.ids_and_codes import CodeFrequencies, CodePlaces, GuessedIds
-from securevfl.lab.attacks.presence import LinkedOrNot
-from securevfl.lab.attacks.promised_noise import NoiseAgain, NoiseSize, SampleAgain, Worlds
-from securevfl.lab.attacks.properties import ColumnMeans
-from securevfl.lab.attacks.reconstruction import Reconstruction
-from securevfl.lab.attacks.shadow_runs import ShadowRuns, Shadows
-from securevfl.lab.attacks.similarities import SimilarityDistance, SimilarityPlace
-from securevfl.lab.attacks.trilateration import Trilateration
+from securevfl.lab.attacks import (
+    attack,
+    direct_label_inference,
+    gradients,
+    ids_and_codes,
+    own_models,
+    promised_noise,
+    similarities,
+)
+from securevfl.lab.attacks.evidence import Evidence, UnavailableError
+from securevfl.lab.attacks.presence import LINKED_OR_NOT
+from securevfl.lab.attacks.reconstruction import COLUMN_MEANS, RECONSTRUCTION
+from securevfl.lab.attacks.shadow_runs import Shadows, shadow_attack
+from securevfl.lab.attacks.trilateration import TRILATERATION
 from securevfl.runtime.run_folder import AUDIT, MEASURED_FORMAT
 from securevfl.version import __version__
 
 TRAIN_ANEW: Final = ("shadow-rows", "shadow-records")
-"""Attacks that take many trainings, and are tried only if they are named."""
+"""Attacks with many trainings, which are tried only if they are named."""
 
 
 def all_attacks(
@@ -32,39 +36,39 @@ def all_attacks(
     """Return every attack by name.
 
     Args:
-        other: Another run of the same federation, whose noise must be another.
-        shadows: What shadow runs are trained on; None trains none.
+        other: Another run of the same federation, whose noise must differ.
+        shadows: Tables and number of shadow runs; None trains none.
     """
-    attacks: Sequence[attack.Attack] = (
-        gradients.GradientNorm(),
-        gradients.GradientDirection(),
-        gradients.GradientClusters(),
-        own_models.ModelCompletion(),
-        own_models.OwnClusters(),
-        told_labels.ClassSums(),
-        told_labels.ResidualSigns(),
-        told_labels.RowNumbers(),
-        Reconstruction(),
-        ColumnMeans(),
-        SimilarityDistance(),
-        SimilarityPlace(),
-        LinkedOrNot(),
-        GuessedIds(),
-        CodeFrequencies(),
-        CodePlaces(),
-        Trilateration(),
-        Worlds(),
-        NoiseSize(),
-        NoiseAgain(other),
-        SampleAgain(),
-        ShadowRuns("rows", shadows),
-        ShadowRuns("records", shadows),
+    attacks = (
+        gradients.GRADIENT_NORM,
+        gradients.GRADIENT_DIRECTION,
+        gradients.GRADIENT_CLUSTERS,
+        own_models.MODEL_COMPLETION,
+        own_models.OWN_CLUSTERS,
+        direct_label_inference.CLASS_SUMS,
+        direct_label_inference.RESIDUAL_SIGNS,
+        direct_label_inference.ROW_NUMBERS,
+        RECONSTRUCTION,
+        COLUMN_MEANS,
+        similarities.SIMILARITY_DISTANCE,
+        similarities.SIMILARITY_PLACE,
+        LINKED_OR_NOT,
+        ids_and_codes.GUESSED_IDS,
+        ids_and_codes.CODE_FREQUENCIES,
+        ids_and_codes.CODE_PLACES,
+        TRILATERATION,
+        promised_noise.MEMBERSHIP,
+        promised_noise.NOISE_SIZE,
+        promised_noise.noise_again(other),
+        promised_noise.SAMPLE_AGAIN,
+        shadow_attack("rows", shadows),
+        shadow_attack("records", shadows),
     )
     return {candidate.name: candidate for candidate in attacks}
 
 
-def chosen(names: str | None) -> list[str]:
-    """Return the names of attacks in a comma-separated list; for None all that train nothing.
+def attack_names(names: str | None) -> list[str]:
+    """Return the names of attacks in a comma-separated list; for None, all without trainings.
 
     Raises:
         ConfigError: If one is unknown.
@@ -84,34 +88,28 @@ def chosen(names: str | None) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RunAudit:
-    """What attacks found out on one run."""
+    """Findings of attacks on one run."""
 
     run: str
-    channels: list[dict[str, Any]]
-    """Every way in which a party learns something, with its status and its findings."""
-    findings: list[dict[str, Any]]
-    not_tried: dict[str, str]
-    """Attacks that cannot be tried on this run, and why."""
-    violations: list[str]
-    """Promises that the run breaks; none is how it must be."""
+    """Id of the run."""
     epsilon: float | None
+    """Epsilon that the run promised; None without a promise."""
     delta: float
+    """Delta of that promise."""
+    violations: list[str]
+    """Promises that the run breaks; empty for a right run."""
+    channels: list[dict[str, Any]]
+    """Channels through which a party learns something, each with its status and findings."""
+    findings: list[dict[str, Any]]
+    """Findings of all attacks, as dictionaries of a leak's fields."""
+    not_tried: dict[str, str]
+    """Reason for each attack that can't be tried on this run."""
     seconds: float
+    """Duration of the audit."""
 
     def as_json(self) -> dict[str, Any]:
         """Return all fields by name."""
-        return {
-            "format": MEASURED_FORMAT,
-            "version": __version__,
-            "run": self.run,
-            "epsilon": self.epsilon,
-            "delta": self.delta,
-            "violations": self.violations,
-            "channels": self.channels,
-            "findings": self.findings,
-            "not_tried": self.not_tried,
-            "seconds": self.seconds,
-        }
+        return {"format": MEASURED_FORMAT, "version": __version__, **asdict(self)}
 
 
 def audit_run(
@@ -123,17 +121,17 @@ def audit_run(
     shadows: Shadows | None = None,
     tell: Callable[[str], None] = lambda _text: None,
 ) -> RunAudit:
-    """Try attacks on what a run's parties have recorded, and write ``audit.json``.
+    """Attack the recorded views of a run's parties, and write ``audit.json``.
 
-    An attack that is done is not tried again: its file lies in ``attacks/`` of the run folder.
+    A finished attack is not tried again: its file lies in ``attacks/`` of the run folder.
 
     Args:
-        folder: Of a finished run.
-        names: Of attacks.
-        seeds: How often what an attack draws at random is drawn.
+        folder: Folder of a finished run.
+        names: Names of attacks.
+        seeds: Number of seeds for attacks that draw at random.
         beside: Folder of another recorded run of the same federation.
-        shadows: What shadow runs are trained on, for the attacks that need some.
-        tell: Hears what is tried.
+        shadows: Tables and number of shadow runs, for the attacks that need them.
+        tell: Callback for a line before each attack.
 
     Raises:
         ConfigError: If nothing was recorded.
@@ -151,15 +149,7 @@ def audit_run(
             made_from.append(0 if shadows is None else shadows.runs)
         done = _done(folder, name, made_from)
         if done is None:
-            missing = attacks[name].missing(evidence)
-            attempted = [] if missing else attack.attempt(attacks[name], evidence, seeds=seeds)
-            done = {
-                "made_from": made_from,
-                "missing": missing,
-                "findings": [
-                    {"aim": attacks[name].aim, **finding.as_json()} for finding in attempted
-                ],
-            }
+            done = {"made_from": made_from, **_attempt(attacks[name], evidence, seeds=seeds)}
             files.write_json(folder / attack.FOLDER / f"{name}.json", done)
         if done["missing"] is not None:
             not_tried[name] = done["missing"]
@@ -167,7 +157,9 @@ def audit_run(
     privacy = evidence.privacy
     audit = RunAudit(
         run=evidence.run,
-        channels=[_of_channel(channel, findings, privacy) for channel in channels(evidence.config)],
+        channels=[
+            _channel_findings(channel, findings, privacy) for channel in channels(evidence.config)
+        ],
         findings=findings,
         not_tried=not_tried,
         violations=[
@@ -183,8 +175,18 @@ def audit_run(
     return audit
 
 
+def _attempt(candidate: attack.Attack, evidence: Evidence, *, seeds: int) -> dict[str, Any]:
+    """Return an attack's findings, or why it can't be tried."""
+    try:
+        leaks = attack.attempt(candidate, evidence, seeds=seeds)
+    except UnavailableError as error:
+        return {"missing": str(error), "findings": []}
+    findings = [{"aim": candidate.aim, **leak.as_json()} for leak in leaks]
+    return {"missing": None, "findings": findings}
+
+
 def _done(folder: Path, name: str, made_from: list[Any]) -> dict[str, Any] | None:
-    """Return what an attack found before, on the same record with the same seeds."""
+    """Return an attack's saved findings on the same record with the same seeds, if any."""
     path = folder / attack.FOLDER / f"{name}.json"
     if not path.exists():
         return None
@@ -192,7 +194,7 @@ def _done(folder: Path, name: str, made_from: list[Any]) -> dict[str, Any] | Non
     return saved if saved.get("made_from") == made_from else None
 
 
-def _of_channel(
+def _channel_findings(
     channel: dict[str, str], findings: Sequence[dict[str, Any]], privacy: Any
 ) -> dict[str, Any]:
     measured = [finding for finding in findings if finding["channel"] == channel["channel"]]

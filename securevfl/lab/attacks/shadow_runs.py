@@ -1,4 +1,4 @@
-"""Membership by shadow runs: has a model learned from a row, or from a secondary's record?
+"""Membership by shadow runs: whether a model was trained on a row, or on a secondary's record.
 
 The recorded federation is trained again, each time without a random half of the rows, or of one
 secondary's records. Every kept model then predicts all rows, with all records there. Each run once
@@ -28,13 +28,13 @@ from securevfl.core.conventions import stream
 from securevfl.core.errors import ConfigError
 from securevfl.data.tables import PartyTable
 from securevfl.federation.run_facts import run_facts
-from securevfl.lab.attacks import attack
-from securevfl.lab.attacks.evidence import Evidence
+from securevfl.lab.attacks import attack, label_guesses
+from securevfl.lab.attacks.evidence import Evidence, UnavailableError
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.simulation import simulate_federation
 
 FEWEST: Final = 8
-"""Shadow runs, fewer than which say too little of a row."""
+"""Least number of shadow runs."""
 
 _FALSE_POSITIVES: Final = (0.1, 0.01)
 _UNBOUNDED: Final = 1e9
@@ -46,14 +46,14 @@ _UNKNOWN: Final = -1
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Shadows:
-    """What shadow runs are trained on."""
+    """Tables and number of shadow runs."""
 
     tables: Mapping[str, PartyTable]
-    """Every party's, by name."""
+    """Every party's table, by name."""
     runs: int = 16
-    """How many."""
+    """Number of shadow runs."""
     tell: Callable[[str], None] = lambda _text: None
-    """Called before each."""
+    """Callback for a line before each run."""
 
     def __post_init__(self) -> None:
         if self.runs < FEWEST:
@@ -61,18 +61,18 @@ class Shadows:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Seen:
-    """What all shadow runs say of all rows."""
+class ShadowAnswers:
+    """Confidences of all shadow runs in all rows' classes."""
 
     confidences: Float64[np.ndarray, "runs rows"]
     """log(p / (1 - p)) of the right class's probability p."""
     members: Int64[np.ndarray, "runs rows"]
-    """1: the run has learned from it; 0: it was not there; -1: neither, and left out."""
+    """1 for rows that a run has trained on, 0 for absent rows, -1 for rows that are left out."""
 
     def ratios(self) -> Float64[np.ndarray, "runs rows"]:
         """Return the log likelihood ratio of each row in each run, from the other runs.
 
-        NaN where the row is left out, or fewer than two other runs had it, or were without it.
+        NaN where the row is left out, or fewer than two other runs had it or lacked it.
         """
         runs, _ = self.members.shape
         ratios = np.full(self.members.shape, np.nan)
@@ -93,32 +93,28 @@ class Seen:
         return ratios
 
 
-class ShadowRuns:
-    """Both attacks: on rows of the primary, and on records of the first recorded secondary."""
+@dataclass(frozen=True, kw_only=True)
+class _ShadowAttack:
+    """Attack on rows of the primary, or on records of the first recorded secondary."""
 
-    aim: attack.Aim = "members"
+    unit: Literal["rows", "records"]
+    shadows: Shadows
 
-    def __init__(self, unit: Literal["rows", "records"], shadows: Shadows | None = None) -> None:
-        """Make it; without ``shadows`` it cannot be tried."""
-        self.name = f"shadow-{unit}"
-        self._unit, self._shadows = unit, shadows
+    @property
+    def name(self) -> str:
+        """Name of the attack."""
+        return f"shadow-{self.unit}"
 
-    def missing(self, evidence: Evidence) -> str | None:
-        """Return why it cannot be tried."""
-        if self._shadows is None:
-            return f"trains anew on all parties' tables, so only if named: --attacks {self.name}"
-        if (why := attack.needs_labels(evidence)) is not None:
-            return why
-        return attack.needs_links(evidence) if self._unit == "records" else None
-
-    def findings(self, evidence: Evidence, *, seeds: int) -> Iterator[attack.Leak]:  # noqa: ARG002
-        """Yield the AUC, and how many members are found at a few false positives."""
-        assert self._shadows is not None, "asked before"
-        seen = self._seen(evidence, self._shadows)
-        ratios, members = seen.ratios(), seen.members == 1
+    def findings(self, evidence: Evidence, _seeds: int) -> Iterator[attack.Leak]:
+        """Yield the AUC, and the share of members found at two rates of false positives."""
+        label_guesses.require_labels(evidence)
+        if self.unit == "records":
+            attack.require_links(evidence)
+        answers = self._answers(evidence)
+        ratios, members = answers.ratios(), answers.members == 1
         rows = np.flatnonzero(np.isfinite(ratios).any(axis=0))
         privacy, about = evidence.privacy, evidence.config.primary.name
-        if self._unit == "records":
+        if self.unit == "records":
             about = evidence.with_links[0].name
         measured: dict[str, tuple[float, Callable[[Any, Any], float]]] = {"AUC": (0.5, attack.auc)}
         for rate in _FALSE_POSITIVES:
@@ -132,7 +128,7 @@ class ShadowRuns:
             return statistic(members[:, chosen][there], ratios[:, chosen][there])
 
         for measure, (floor, statistic) in measured.items():
-            covered = self._unit == "records" and privacy["epsilon"] is not None
+            covered = self.unit == "records" and privacy["epsilon"] is not None
             if covered and privacy["unit"] != "linked-row" and floor < 0.5:
                 most = min(1.0, floor * math.exp(privacy["epsilon"]) + privacy["delta"])
                 measure += f"; the promise allows {most:.2g}"
@@ -154,31 +150,31 @@ class ShadowRuns:
                 seeds=len(members),
             )
 
-    def _seen(self, evidence: Evidence, shadows: Shadows) -> Seen:
-        """Return what all shadow runs say; those that are done are read."""
+    def _answers(self, evidence: Evidence) -> ShadowAnswers:
+        """Return confidences of all shadow runs; finished ones are read."""
         folder = evidence.folder / attack.FOLDER / self.name
         files.make_folder(folder)
         confidences, members = [], []
-        for number in range(shadows.runs):
+        for number in range(self.shadows.runs):
             path = folder / f"{evidence.run}-{number}.npz"
             if not path.exists():
-                shadows.tell(f"{self.name}: shadow run {number + 1} of {shadows.runs}")
-                confidence, inside = self._train_shadow(evidence, shadows.tables, number)
+                self.shadows.tell(f"{self.name}: shadow run {number + 1} of {self.shadows.runs}")
+                confidence, inside = self._train_shadow(evidence, self.shadows.tables, number)
                 files.write_arrays(path, {"confidences": confidence, "members": inside})
             with np.load(path, allow_pickle=False) as kept:
                 confidences.append(kept["confidences"])
                 members.append(kept["members"])
-        return Seen(confidences=np.stack(confidences), members=np.stack(members))
+        return ShadowAnswers(confidences=np.stack(confidences), members=np.stack(members))
 
     def _train_shadow(
         self, evidence: Evidence, tables: Mapping[str, PartyTable], number: int
     ) -> tuple[Float64[np.ndarray, " rows"], Int64[np.ndarray, " rows"]]:
-        """Train one shadow run; return what it says of all rows, and which it has learned from."""
+        """Train one shadow run; return its confidences in all rows, and which it has trained on."""
         config = evidence.config
         primary = tables[config.primary.name]
         if primary.labels is None or not np.array_equal(primary.labels, evidence.labels):
             raise ConfigError(f"table of {primary.name!r}: is not the one that the run was of")
-        halved = primary.name if self._unit == "rows" else evidence.with_links[0].name
+        halved = primary.name if self.unit == "rows" else evidence.with_links[0].name
         random = stream(config.federation.seed, self.name, str(number))
         kept = random.random(tables[halved].num_rows) < 1 / 2
         config = replace(
@@ -189,7 +185,7 @@ class ShadowRuns:
         half = {**tables, halved: tables[halved].take(np.flatnonzero(kept))}
         learned = np.full(primary.num_rows, _UNKNOWN)
         split, _ = run_facts(config, half[primary.name])
-        if self._unit == "rows":
+        if self.unit == "rows":
             learned[~kept] = 0
             learned[np.flatnonzero(kept)[split.train]] = 1
         else:
@@ -207,6 +203,20 @@ class ShadowRuns:
         of_right = np.where(right, predicted.probabilities, 0).sum(axis=1)
         of_others = np.where(right, 0, predicted.probabilities).sum(axis=1)
         return np.log(of_right + _LEAST) - np.log(of_others + _LEAST), learned
+
+
+def shadow_attack(unit: Literal["rows", "records"], shadows: Shadows | None) -> attack.Attack:
+    """Return the attack on membership of `unit`, which can't be tried without `shadows`."""
+    name = f"shadow-{unit}"
+
+    def refuse(_evidence: Evidence, _seeds: int) -> Iterator[attack.Leak]:
+        raise UnavailableError(
+            f"trains anew on all parties' tables, so only if named: --attacks {name}"
+        )
+
+    if shadows is None:
+        return attack.Attack(name, "members", refuse)
+    return attack.Attack(name, "members", _ShadowAttack(unit=unit, shadows=shadows).findings)
 
 
 def true_positive_rate(inside: Any, scores: Any, rate: float) -> float:

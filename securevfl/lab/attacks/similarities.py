@@ -1,4 +1,4 @@
-"""Distances, and where records lie, from FedSim's noised similarities.
+"""Distances and places of records from FedSim's noised similarities.
 
 References:
     [FedSim] section 5.2 (greedy attack: the most likely distance, each alone) and appendix B,
@@ -12,34 +12,42 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from securevfl.lab.attacks import attack
-from securevfl.lab.attacks.evidence import Evidence, PartyView
+from securevfl.lab.attacks.evidence import Evidence, PartyView, UnavailableError
 
 _MOST_ROWS: Final = 400
-"""For each row one linked record is looked for; more rows are drawn from."""
+"""Most rows for which a linked record is placed; a random sample of more."""
 
 _TOGETHER: Final = 20
-"""Near rows of the primary whose similarities are read together."""
+"""Number of near rows of the primary whose similarities are combined."""
 
 _NEVER: Final = 0.02
-"""Share of fits that fail for a reason that is not thought of."""
+"""Share of fits that fail for reasons outside the model."""
 
 _CANDIDATES: Final = 400
-"""Places that are tried for each record."""
+"""Number of places that are tried for each record."""
 
 
-def _missing(evidence: Evidence) -> str | None:
-    if evidence.primary is not None and "similarities" not in evidence.primary.held:
-        return "no similarity was sent"
-    if evidence.primary is not None and evidence.config.linkage.metric != "euclidean":
-        return "is written for Euclidean distances of keys"
-    return attack.needs_links(evidence)
+def _secondaries(evidence: Evidence) -> list[PartyView]:
+    """Return the views of secondaries whose similarities can be attacked.
+
+    Raises:
+        UnavailableError: If there are none.
+    """
+    if "similarities" not in evidence.primary.held:
+        raise UnavailableError("no similarity was sent")
+    if evidence.config.linkage.metric != "euclidean":
+        raise UnavailableError("is written for Euclidean distances of keys")
+    attack.require_links(evidence)
+    return evidence.with_links
 
 
 class _Similarities:
-    """What the primary has of one secondary, and what is right; rows with every slot filled."""
+    """Similarities that the primary has of one secondary, with true distances and places.
+
+    ``rows`` are those with a record in every slot.
+    """
 
     def __init__(self, evidence: Evidence, view: PartyView) -> None:
-        assert evidence.primary is not None, "asked before"
         place = [secondary.name for secondary in evidence.config.secondaries].index(view.name)
         links = view.array("links")
         own = evidence.primary.array("keys").astype(np.float64)
@@ -63,68 +71,41 @@ class _Similarities:
         return similarities
 
 
-class SimilarityDistance:
-    """[FedSim]'s greedy attacker: each similarity alone says how far a record is."""
-
-    name = "similarity-greedy"
-    aim: attack.Aim = "keys"
-
-    def missing(self, evidence: Evidence) -> str | None:
-        """Return why it cannot be tried."""
-        return _missing(evidence)
-
-    def findings(self, evidence: Evidence, *, seeds: int) -> Iterator[attack.Leak]:  # noqa: ARG002
-        """Yield, for each secondary, the share of the distances' variance that is explained."""
-        for view in evidence.with_links:
-            known = _Similarities(evidence, view)
-            right, guess = known.distances[known.rows], known.guess_distances()[known.rows]
-            yield _finding(
-                self.name,
-                evidence,
-                view,
-                "R2; share of the distances' variance that is explained",
-                (right - guess) ** 2,
-                (right - known.mean) ** 2,
-                "the mean distance, which is known",
-            )
+def _similarity_distance(evidence: Evidence, _seeds: int) -> Iterator[attack.Leak]:
+    """Yield, for each secondary, the share of the distances' variance that is explained."""
+    for view in _secondaries(evidence):
+        known = _Similarities(evidence, view)
+        right, guess = known.distances[known.rows], known.guess_distances()[known.rows]
+        yield _leak(
+            SIMILARITY_DISTANCE.name,
+            evidence,
+            view,
+            "R2; share of the distances' variance that is explained",
+            (right - guess) ** 2,
+            (right - known.mean) ** 2,
+            "the mean distance, which is known",
+        )
 
 
-class SimilarityPlace:
-    """Several near rows' similarities together say where a record lies.
-
-    Records have no numbers, so nothing says which similarities are of one record. A place is the
-    more likely, the better each near row has some similarity that is as far. The guess is the mean
-    of places around the row, weighted by that.
-    """
-
-    name = "similarity-places"
-    aim: attack.Aim = "keys"
-
-    def missing(self, evidence: Evidence) -> str | None:
-        """Return why it cannot be tried."""
-        return _missing(evidence)
-
-    def findings(self, evidence: Evidence, *, seeds: int) -> Iterator[attack.Leak]:
-        """Yield, for each secondary, how much nearer than the row's own key guesses are."""
-        for view in evidence.with_links:
-            known = _Similarities(evidence, view)
-            random = np.random.default_rng(0)
-            rows = random.permutation(known.rows)[:_MOST_ROWS]
-            slots = random.integers(known.sent.shape[1], size=len(rows))
-            right = known.places[rows, slots]
-            guess = np.mean(
-                [_places(known, rows, slots, seed=seed) for seed in range(seeds)], axis=0
-            )
-            yield _finding(
-                self.name,
-                evidence,
-                view,
-                "R2; share of the squared way from a row's key to a linked record's",
-                ((right - guess) ** 2).sum(axis=1),
-                ((right - known.keys[rows]) ** 2).sum(axis=1),
-                "the row's own key",
-                seeds=seeds,
-            )
+def _similarity_place(evidence: Evidence, seeds: int) -> Iterator[attack.Leak]:
+    """Yield, for each secondary, the gain of guesses over the row's own key."""
+    for view in _secondaries(evidence):
+        known = _Similarities(evidence, view)
+        random = np.random.default_rng(0)
+        rows = random.permutation(known.rows)[:_MOST_ROWS]
+        slots = random.integers(known.sent.shape[1], size=len(rows))
+        right = known.places[rows, slots]
+        guess = np.mean([_places(known, rows, slots, seed=seed) for seed in range(seeds)], axis=0)
+        yield _leak(
+            SIMILARITY_PLACE.name,
+            evidence,
+            view,
+            "R2; share of the squared way from a row's key to a linked record's",
+            ((right - guess) ** 2).sum(axis=1),
+            ((right - known.keys[rows]) ** 2).sum(axis=1),
+            "the row's own key",
+            seeds=seeds,
+        )
 
 
 def _places(
@@ -160,7 +141,7 @@ def _places(
     return np.array(centres)
 
 
-def _finding(
+def _leak(
     name: str,
     evidence: Evidence,
     view: PartyView,
@@ -178,10 +159,22 @@ def _finding(
         channel="similarities",
         measure=measure,
         value=attack.explained_share(errors, trivial),
-        interval=attack.explained_between(errors, trivial),
+        interval=attack.explained_interval(errors, trivial),
         floor=0.0,
         floor_is=floor_is,
         rows=len(errors),
         known="mean and deviation of distances",
         seeds=seeds,
     )
+
+
+SIMILARITY_DISTANCE = attack.Attack("similarity-greedy", "keys", _similarity_distance)
+"""[FedSim]'s greedy attack: the most likely distance of each similarity alone."""
+
+SIMILARITY_PLACE = attack.Attack("similarity-places", "keys", _similarity_place)
+"""Attack by several near rows' similarities, which together say where a record lies.
+
+Records have no numbers, so nothing says which similarities are of one record. A place is the more
+likely, the better each near row has some similarity that is as far. The guess is the mean of places
+around the row, weighted by that likelihood.
+"""

@@ -1,4 +1,4 @@
-"""Where keys lie, from the distances that a coordinator computes and a few keys that it knows.
+"""Places of keys, from the distances that a coordinator computes and a few known keys.
 
 With d + 1 known rows in general position every squared distance of a record is a linear equation in
 the record's place; records that are found then do the same for other rows. Where grid cells keep
@@ -18,90 +18,78 @@ from jaxtyping import Float64, Int64
 
 from securevfl.config.federation import link_spec
 from securevfl.lab.attacks import attack
-from securevfl.lab.attacks.evidence import Evidence, PartyView
+from securevfl.lab.attacks.evidence import Evidence, PartyView, UnavailableError
 from securevfl.linkage.metrics.metric import LARGEST_UNIT
 from securevfl.linkage.spec import LinkSpec
 from securevfl.stages.encrypted_linkage.grid_cells import cell_units
 
 DISTANCES: Final = "LINK_SHARE"
-"""Name of a coordinator's line of the sums of two shares."""
+"""Kind of a coordinator's messages with sums of two shares."""
 
 CELLS: Final = "LINK_CELLS"
+"""Kind of a coordinator's messages with grid cells."""
 
 _MOST: Final = 1000
-"""Rows and records that are looked at; more are drawn from."""
+"""Most rows and most records that are placed; a random sample of more."""
 
 _ANCHORS: Final = 100
-"""Keys by which another one is placed; more do not place it better."""
+"""Most keys by which another key is placed."""
 
 _LEAST_SPREAD: Final = 100.0
-"""How far these must lie apart in every direction, in units of quantised keys."""
+"""Least spread of these keys in every direction, in units of quantised keys."""
 
 _PASSES: Final = 10
-"""How often keys are placed anew where they are known to within a cell at first."""
+"""Number of times that keys are placed if they are known to within a cell at first."""
 
 _NEAR: Final = 0.01
-"""Within which share of the keys' widest range a key counts as found."""
+"""Largest error of a right guess, as a share of the keys' widest range."""
 
 Places = Float64[np.ndarray, "keys key_dim"]
-"""In units of quantised keys; NaN where nothing is known."""
+"""Places in units of quantised keys; NaN where a place is unknown."""
 
 
-class Trilateration:
-    """A coordinator places all keys by squared distances, from those of some of the rows."""
-
-    name = "trilateration"
-    aim: attack.Aim = "keys"
-
-    def missing(self, evidence: Evidence) -> str | None:
-        """Return why it cannot be tried."""
-        seen = evidence.coordinator
-        if seen is None:
-            return "needs the view of a coordinator"
-        if next(seen.of(DISTANCES), None) is None:
-            return "the coordinator has computed no distances of numbers"
-        if evidence.primary is None or not evidence.secondaries:
-            return "needs the views of the primary and of a secondary, to know what is right"
-        return None
-
-    def findings(self, evidence: Evidence, *, seeds: int) -> Iterator[attack.Leak]:
-        """Yield which share of each secondary's keys is found; by the first, of the primary's."""
-        assert evidence.coordinator is not None, "asked before"
-        assert evidence.primary is not None, "asked before"
-        spec = link_spec(evidence.config)
-        names = [evidence.primary.name]
-        for view in evidence.secondaries.values():
-            seen = _Seen(spec, evidence.coordinator, evidence.primary, view)
-            known = min(2 * (seen.places[0].shape[1] + 1), len(seen.places[0]) // 2)
-            tried = [seen.guesses(known, seed=seed) for seed in range(seeds)]
-            for about in (*names, view.name):
-                side = int(about == view.name)
-                wrong = np.concatenate([trial.wrong[side] for trial in tried])
-                trivial = np.concatenate([trial.trivial[side] for trial in tried])
-                rows = len(wrong) // seeds
-                near = _NEAR * LARGEST_UNIT
-                value = float((wrong <= near).mean())
-                medians = spec.keys.key_range().step * np.median([wrong, trivial], axis=1)
-                yield attack.Leak(
-                    attack=self.name,
-                    attacker=evidence.coordinator.name,
-                    about=about,
-                    channel="linkage",
-                    measure=f"share of keys that are found to within {_NEAR:.0%} of their range, "
-                    f"median error {medians[0]:.2g}, of the trivial guess {medians[1]:.2g}",
-                    value=value,
-                    interval=attack.exact_interval(round(value * rows), rows),
-                    floor=float((trivial <= near).mean()),
-                    floor_is="the nearest known key",
-                    rows=rows,
-                    known=f"the keys of {known} rows of {evidence.primary.name}",
-                    seeds=seeds,
-                )
-            names = []
+def _trilaterate(evidence: Evidence, seeds: int) -> Iterator[attack.Leak]:
+    """Yield the share of each secondary's keys that is placed, and first of the primary's."""
+    if next(evidence.coordinator.of_kind(DISTANCES), None) is None:
+        raise UnavailableError("the coordinator has computed no distances of numbers")
+    if not evidence.has_primary or not evidence.secondaries:
+        raise UnavailableError(
+            "needs the views of the primary and of a secondary, to know what is right"
+        )
+    spec = link_spec(evidence.config)
+    names = [evidence.primary.name]
+    for view in evidence.secondaries.values():
+        distances = _Distances(spec, evidence.coordinator, evidence.primary, view)
+        known = min(2 * (distances.places[0].shape[1] + 1), len(distances.places[0]) // 2)
+        tried = [distances.guesses(known, seed=seed) for seed in range(seeds)]
+        for about in (*names, view.name):
+            side = int(about == view.name)
+            wrong = np.concatenate([trial.wrong[side] for trial in tried])
+            trivial = np.concatenate([trial.trivial[side] for trial in tried])
+            rows = len(wrong) // seeds
+            near = _NEAR * LARGEST_UNIT
+            value = float((wrong <= near).mean())
+            medians = spec.keys.key_range().step * np.median([wrong, trivial], axis=1)
+            yield attack.Leak(
+                attack=TRILATERATION.name,
+                attacker=evidence.coordinator.name,
+                about=about,
+                channel="linkage",
+                measure=f"share of keys that are found to within {_NEAR:.0%} of their range, "
+                f"median error {medians[0]:.2g}, of the trivial guess {medians[1]:.2g}",
+                value=value,
+                interval=attack.exact_interval(round(value * rows), rows),
+                floor=float((trivial <= near).mean()),
+                floor_is="the nearest known key",
+                rows=rows,
+                known=f"the keys of {known} rows of {evidence.primary.name}",
+                seeds=seeds,
+            )
+        names = []
 
 
 class _Guesses:
-    """How far guesses are from keys that were not known, at the primary and at a secondary."""
+    """Errors of guesses of the primary's and a secondary's unknown keys."""
 
     def __init__(
         self, guesses: list[Places], right: list[Places], known: Int64[np.ndarray, " some"]
@@ -118,8 +106,8 @@ class _Guesses:
         ]
 
 
-class _Seen:
-    """What a coordinator has seen of the primary and one secondary, and what is right."""
+class _Distances:
+    """A coordinator's distances between the primary's and one secondary's keys, and true places."""
 
     def __init__(
         self, spec: LinkSpec, coordinator: PartyView, primary: PartyView, view: PartyView
@@ -136,11 +124,11 @@ class _Seen:
             where[drawn] = np.arange(len(drawn))
             chosen.append(where)
         self.squared = np.full([len(place) for place in self.places], np.nan)
-        for line in coordinator.of(DISTANCES):
+        for line in coordinator.of_kind(DISTANCES):
             if line["of"] == view.name:
                 self._take(line, chosen)
         self._cells: list[np.ndarray] = []
-        for line in coordinator.of(CELLS):
+        for line in coordinator.of_kind(CELLS):
             if line["of"] == view.name:
                 both = (line["rows"].numpy(), line["records"].numpy())
                 self._cells = [cells[at >= 0] for cells, at in zip(both, chosen, strict=True)]
@@ -159,7 +147,7 @@ class _Seen:
             self.squared[np.ix_(mine[mine >= 0], theirs[theirs >= 0])] = block
 
     def guesses(self, known: int, *, seed: int) -> _Guesses:
-        """Place all keys from those of so many rows."""
+        """Place all keys from those of `known` rows."""
         order = np.random.default_rng(seed).permutation(len(self.places[0]))[:known]
         guesses = [np.full_like(place, np.nan) for place in self.places]
         taught = guesses[0][order] = self.places[0][order]
@@ -181,11 +169,11 @@ class _Seen:
 
 
 def _place_keys(before: Places, *, by: Places, squared: Float64[np.ndarray, "by asked"]) -> Places:
-    """Return keys placed by others whose place is known; unchanged where these are too few.
+    """Return keys placed by other keys; unchanged where too few others are placed.
 
     Args:
-        before: Where they were thought to be.
-        by: Places of others.
+        before: Earlier guesses of the places.
+        by: Places of the other keys.
         squared: Squared distances; NaN where two were not compared.
     """
     there, places = ~np.isnan(by[:, 0]), before.copy()
@@ -210,3 +198,7 @@ def _locate_key(
     ways: Float64[np.ndarray, " key_dim"]
     ways = np.linalg.lstsq(2 * apart, lengths - lengths.mean(), rcond=None)[0]
     return centre + ways
+
+
+TRILATERATION = attack.Attack("trilateration", "keys", _trilaterate)
+"""Attack by a coordinator, which places all keys by squared distances from a few known ones."""

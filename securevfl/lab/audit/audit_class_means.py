@@ -14,15 +14,14 @@ view of the sums is that of somebody who knows its own.
 import math
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64, Int64
-from scipy import stats
+from jaxtyping import Float64, Int64
 
 from securevfl.config.federation import FederationConfig, link_spec
 from securevfl.config.reading import parse_federation
@@ -38,17 +37,15 @@ from securevfl.federation.rounds.primary import PrimaryData
 from securevfl.federation.run_facts import RunFacts
 from securevfl.federation.run_plan import RunPlan, plan_run
 from securevfl.federation.state_folder import StateFolder
+from securevfl.lab.audit.audit_size import worlds_needed
 from securevfl.lab.audit.audit_statistics import (
     AuditTest,
-    correlation_power,
-    counting_power,
-    distinguishability,
-    error_bound,
-    round_correlation,
-    variance_bounds,
-    worlds_needed,
+    SumsView,
+    drawn_tests,
+    labels_needed,
+    sums_tests,
 )
-from securevfl.lab.audit.audit_worlds import table_at
+from securevfl.lab.audit.audit_worlds import parties_named, table_at
 from securevfl.lab.audit.settings import DELTA, Audited, AuditSettings
 from securevfl.lab.audit.threads import ThreadPeers, Wires, answer_messages, run_lives
 from securevfl.ledger.ledger import Ledger
@@ -62,163 +59,24 @@ from securevfl.stages.class_means.fitting import ClassMeansFitting
 from securevfl.stages.class_means.primary import ClassMeansPrimary, SumsUnderMasks
 from securevfl.stages.class_means.secondary import ClassMeansSecondary, MaskedLines
 
-# Are class sums noised, and labels drawn, as promised? Tests on what each side gets to see.
-
-# Sums that are compared with one another.
-_COMPARED: Final = 8
-# Chance of either count of labels to be beyond what the power is stated for.
-_UNLIKELY: Final = 1e-4
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class SumsSeen:
-    """What one side saw of class sums."""
-
-    noise: float
-    """Deviation that is promised, over the change that is to be hidden; in [0.25, 8]."""
-
-    residual: Float[np.ndarray, "sums bins numbers"]
-    """Sums minus what they would be without noise, over the same change."""
-
-    scores: Float[np.ndarray, "sums changes"]
-    """Score of every change that may have been made: 0 on average if it was not, 1 if it was."""
-
-    made: Bool[np.ndarray, " changes"]
-    """True for each change that was made."""
-
-
-def sums_tests(seen: SumsSeen, *, what: str) -> list[AuditTest]:
-    """Test the noise of class sums, and how well one changed record is detected.
-
-    Args:
-        seen: By one side.
-        what: ``record`` or ``label``; names the tests.
-    """
-    noise = seen.residual / seen.noise
-    count = noise.size
-    low, _ = variance_bounds(count)
-    compared = noise[:_COMPARED]
-    pairs, lines = compared[0].size, compared.shape[1]
-    tests = len(compared) * (len(compared) - 1) // 2 * (2 * lines - 1)
-    scores = [seen.scores[:, seen.made == made] for made in (False, True)]
-    trials = min(world_scores.size for world_scores in scores)
-    return [
-        AuditTest(
-            name=f"{what}_noise_not_too_small",
-            statistic=float(np.mean(noise**2)),
-            threshold=low,
-            passes_if="at least",
-            power=float(stats.chi2.cdf(4 * low * count, count)),
-            against=f"half the noise on what a {what} changes",
-        ),
-        AuditTest(
-            name=f"{what}s_not_too_distinguishable",
-            statistic=distinguishability(*scores),
-            threshold=1 / seen.noise,
-            passes_if="at most",
-            power=counting_power(seen.noise, trials),
-            against=f"half the noise on what a {what} changes",
-        ),
-        AuditTest(
-            name=f"{what}_sums_have_own_noise",
-            statistic=round_correlation(compared),
-            threshold=1.0,
-            passes_if="at most",
-            power=correlation_power(pairs, shared=pairs, parties=1, tests=tests),
-            against="one sum's noise is added to the next one again",
-        ),
-    ]
-
-
-def labels_needed(epsilon: float, *, classes: int) -> int:
-    """Return how many rows of each of two labels catch twice the epsilon nearly surely.
-
-    Args:
-        epsilon: Of one label, that randomised response promises.
-        classes: K.
-    """
-    rows = 64
-    while not _caught(epsilon, classes, rows):
-        rows *= 2
-    return rows
-
-
-def drawn_tests(
-    first: Int64[np.ndarray, " rows"],
-    second: Int64[np.ndarray, " rows"],
-    again: Int64[np.ndarray, " both"],
-    *,
-    epsilon: float,
-    classes: int,
-) -> list[AuditTest]:
-    """Test labels by randomised response.
-
-    Args:
-        first: What rows of class 0 were drawn as.
-        second: What as many rows of class 1 were drawn as.
-        again: What the run tells of both when it is resumed, class 0 first.
-        epsilon: That is promised.
-        classes: K.
-    """
-    rows = len(first)
-    lower = 1 - float(error_bound(int((first != 0).sum()), rows))
-    upper = float(error_bound(int((second == 0).sum()), rows))
-    agree = _kept_probability(epsilon, classes) ** 2 + (
-        1 - _kept_probability(epsilon, classes)
-    ) ** 2 / (classes - 1)
-    return [
-        AuditTest(
-            name="drawn_not_too_distinguishable",
-            statistic=max(0.0, math.log(max(lower, 1e-300) / upper)),
-            threshold=epsilon,
-            passes_if="at most",
-            power=1 - 2 * _UNLIKELY if _caught(epsilon, classes, rows) else 0.0,
-            against="labels are kept as often as twice their epsilon allows",
-        ),
-        AuditTest(
-            name="drawn_told_again_alike",
-            statistic=float((np.concatenate([first, second]) != again).sum()),
-            threshold=0.0,
-            passes_if="at most",
-            power=1 - agree ** (2 * rows),
-            against="labels are drawn again when a run is resumed",
-        ),
-    ]
-
-
-def _kept_probability(epsilon: float, classes: int) -> float:
-    return 1 / (1 + (classes - 1) * math.exp(-epsilon))
-
-
-def _caught(epsilon: float, classes: int, rows: int) -> bool:
-    """Whether so many rows catch twice the epsilon, but in a share of 2 _UNLIKELY of audits."""
-    kept = _kept_probability(2 * epsilon, classes)
-    turned = int(stats.binom.isf(_UNLIKELY, rows, 1 - kept))
-    taken = int(stats.binom.isf(_UNLIKELY, rows, (1 - kept) / (classes - 1)))
-    lower, upper = 1 - float(error_bound(turned, rows)), float(error_bound(taken, rows))
-    return lower > upper * math.exp(epsilon)
-
-
-# An audit of class means: made-up records and labels go through the class
-# sums of the installed code.
-
 _RECORDS: Final = 64
-"""Classes of a sum whose one record is there or not, in turn."""
+"""Number of classes whose only record is there or not, in turn."""
 _LABELS: Final = 64
-"""Pairs of classes of a sum; the label of one row is the first or the second, in turn."""
+"""Number of class pairs; the label of one row is the first or the second, in turn."""
 _CLASSES: Final = _RECORDS + 2 * _LABELS
 _LINKS: Final = 2
-"""Rows that a record is linked to, all of one class, and records that a row is linked to."""
+"""Number of rows of a record, all of one class, and of records of a row."""
 _FEATURES: Final = 3
 _BEYOND: Final = 10.0
 """Length of a record, over the bound that it is clipped to."""
 _DRAWN_CLASSES: Final = 4
 _NEAR, _FAR = 0.1, 10.0
 _SEED: Final = 0
+_DEALER: Final = "dealer"
 
 
-class _Overheard(ClassMeansFitting):
-    """A secondary's part as installed; its noise, and the sums that it would fit to, are kept."""
+class _RecordedFitting(ClassMeansFitting):
+    """A secondary's installed part, which keeps its noise and its sums."""
 
     drawn: Int64[np.ndarray, "bins numbers"]
     sums: Float64[np.ndarray, "bins numbers"]
@@ -234,18 +92,16 @@ class _Overheard(ClassMeansFitting):
 
 
 def audit_class_means(settings: AuditSettings) -> dict[Audited, Sequence[AuditTest]]:
-    """Have class sums made and labels drawn, and test what each side gets to see.
+    """Make class sums and draw labels, and test each side's view of them.
 
     Args:
-        settings: What is audited.
-
-    Raises:
-        SecureVflError: Whatever goes wrong at a party.
+        settings: Settings of the audit. Raises:
+        SecureVflError: If a party fails.
 
     Reveals:
         Nothing: all records and labels are made up.
     """
-    records, labels = _SumsStage(settings).seen()
+    records, labels = _SumsStage(settings).views()
     return {
         "class_sums": sums_tests(records, what="record"),
         "label_sums": sums_tests(labels, what="label"),
@@ -254,7 +110,7 @@ def audit_class_means(settings: AuditSettings) -> dict[Audited, Sequence[AuditTe
 
 
 class _SumsStage:
-    """Class sums under a dealer's masks: what primary and secondaries each see of them."""
+    """Class sums under a dealer's masks, as primary and secondaries each see them."""
 
     def __init__(self, settings: AuditSettings) -> None:
         self._settings = settings
@@ -266,20 +122,20 @@ class _SumsStage:
         self._data = _data(np.concatenate([of_records, of_labels]), classes=_CLASSES)
 
     @property
-    def _there(self) -> np.ndarray:
-        """Which classes' records are there."""
+    def _present(self) -> np.ndarray:
+        """True for each class whose record is there."""
         return np.arange(_RECORDS) % 2 == 1
 
     @property
     def _second_of_pair(self) -> np.ndarray:
-        """Which rows' labels are the second of their pair."""
+        """True for each row with the second label of its pair."""
         return np.arange(_LABELS) % 2 == 1
 
-    def seen(self) -> tuple[SumsSeen, SumsSeen]:
-        """Return what primaries see of records, and secondaries of labels.
+    def views(self) -> tuple[SumsView, SumsView]:
+        """Return the primaries' views of records, and the secondaries' views of labels.
 
         Raises:
-            SecureVflError: Whatever goes wrong at a party.
+            SecureVflError: If a party fails.
         """
         settings, parties = self._settings, len(self._plan.secondaries)
         label_noise = settings.label_noise
@@ -302,13 +158,13 @@ class _SumsStage:
         pairs = np.stack(by_secondaries)[:, _RECORDS:-1] @ vector / length
         moved = (pairs[:, 1::2] - pairs[:, ::2]) / math.sqrt(2) / of_label
         return (
-            SumsSeen(
+            SumsView(
                 noise=settings.noise_multiplier,
                 residual=records / of_record,
                 scores=along,
-                made=self._there,
+                made=self._present,
             ),
-            SumsSeen(
+            SumsView(
                 noise=label_noise,
                 residual=labels / of_label,
                 scores=moved + 0.5,
@@ -317,7 +173,7 @@ class _SumsStage:
         )
 
     def _round(self) -> list[tuple[list[np.ndarray], np.ndarray]]:
-        """Let every secondary's class sums be made once.
+        """Make every secondary's class sums once.
 
         Returns:
             For each secondary: its sums as the primary sees them, under masks and by labels that
@@ -325,7 +181,9 @@ class _SumsStage:
         """
         plan, config = self._plan, self._config
         wires = Wires(self._settings.timeout_s)
-        fittings = [self._overheard(plan.config.party(name)) for name in plan.secondaries.values()]
+        fittings = [
+            self._recorded_fitting(plan.config.party(name)) for name in plan.secondaries.values()
+        ]
         hidden: list[Int64[np.ndarray, "bins numbers"]] = []
         whole = self._class_labels.label_noise
         assert whole is not None, "labels stay at home"
@@ -335,11 +193,10 @@ class _SumsStage:
             return hidden[-1]
 
         class_labels = _with_noise(self._class_labels, record_sums)
-        primary, dealer = config.primary.name, config.helper("dealer")
-        assert dealer is not None, "in the federation file"
+        primary = config.primary.name
 
         def fit(name: str, class_means: ClassMeansFitting) -> None:
-            lines = MaskedLines(wires.of(name), dealer.name)
+            lines = MaskedLines(wires.of(name), _DEALER)
             part = ClassMeansSecondary(plan, class_means, lines)
             answer_messages(part.beside_rounds, lines.channels, primary, count=1)
 
@@ -352,10 +209,10 @@ class _SumsStage:
             plan,
             ThreadPeers(lines, plan.secondaries),
             lambda _due: class_labels,
-            sums=SumsUnderMasks(plan, lines, dealer.name),
+            sums=SumsUnderMasks(plan, lines, _DEALER),
             observe=unheard,
         ).before_release
-        lives[dealer.name] = partial(deal_class_sums, config, wires.of(dealer.name), plan.facts)
+        lives[_DEALER] = partial(deal_class_sums, config, wires.of(_DEALER), plan.facts)
         run_lives(lives)
         seen = []
         # The primary takes secondaries in this order, and so draws noise for them.
@@ -373,8 +230,8 @@ class _SumsStage:
         with tempfile.TemporaryDirectory(prefix="securevfl-audit-") as text:
             return _class_labels(self._plan, self._data, _ledger(self._plan, "primary"), text)
 
-    def _overheard(self, party: PartySettings) -> _Overheard:
-        """Return a secondary's part in one round; class sums leave it once."""
+    def _recorded_fitting(self, party: PartySettings) -> _RecordedFitting:
+        """Return a secondary's part in one round."""
         at_work = bottom_at_work(self._plan, party, self._records, device=torch.device("cpu"))
         kept = CachedRelease(
             None,
@@ -384,7 +241,7 @@ class _SumsStage:
             records={"features": torch.from_numpy(at_work.features)},
             fit=None,
         )
-        return _Overheard(self._plan, party, kept)
+        return _RecordedFitting(self._plan, party, kept)
 
     @cached_property
     def _direction(self) -> Float64[np.ndarray, " features"]:
@@ -394,15 +251,15 @@ class _SumsStage:
 
     @cached_property
     def _vector(self) -> Float64[np.ndarray, " numbers"]:
-        """What a record, or a row of two, must count in a class sum, in units."""
-        sums = self._overheard(self._config.secondaries[0]).format
+        """Contribution of a record, or of a row with two, to a class sum, in units."""
+        sums = self._recorded_fitting(self._config.secondaries[0]).format
         return sums.radius * 2.0**sums.bits * np.concatenate([[0.5], self._direction])
 
     @cached_property
     def _expected_sums(self) -> Float64[np.ndarray, "bins numbers"]:
         """Class sums without noise, but for rounding."""
         weights = np.zeros(_CLASSES + 1)
-        weights[:_RECORDS] = _LINKS * self._there
+        weights[:_RECORDS] = _LINKS * self._present
         weights[_RECORDS + 2 * np.arange(_LABELS) + self._second_of_pair] = 1.0
         return weights[:, None] * self._vector
 
@@ -417,7 +274,7 @@ class _SumsStage:
     @cached_property
     def _records(self) -> PartyTable:
         """A secondary's table: one record between two rows, or two at one."""
-        between = _FAR * np.flatnonzero(self._there) + _NEAR
+        between = _FAR * np.flatnonzero(self._present) + _NEAR
         rows = _FAR * (_RECORDS + np.arange(_LABELS))
         places = np.concatenate([between, rows - _NEAR, rows + _NEAR])
         length = _BEYOND * math.sqrt(_FEATURES)
@@ -431,7 +288,7 @@ class _SumsStage:
 
 
 def _test_label_draws(settings: AuditSettings) -> list[AuditTest]:
-    """Have labels drawn by randomised response, once and after the run is resumed."""
+    """Test labels by randomised response, drawn once and again after the run is resumed."""
     epsilon, classes = settings.label_epsilon, _DRAWN_CLASSES
     each = labels_needed(epsilon, classes=classes)
     config = _federation(settings, labels="randomised", classes=classes)
@@ -448,20 +305,9 @@ def _test_label_draws(settings: AuditSettings) -> list[AuditTest]:
 
 def _federation(settings: AuditSettings, *, labels: str, classes: int) -> FederationConfig:
     """Return a federation whose class sums have the noise of ``noise_multiplier``."""
-    names = settings.names
-    parties: list[dict[str, Any]] = [
-        {
-            "name": name,
-            "role": "secondary" if rank else "primary",
-            "data": f"{name}.csv",
-            "key": ["place"],
-            "scaling": "none",
-            **({} if rank else {"label": "label", "address": "127.0.0.1:0"}),
-        }
-        for rank, name in enumerate(names)
-    ]
+    parties = parties_named(settings.names)
     if labels == "shares":
-        parties.append({"name": "dealer", "role": "dealer"})
+        parties.append({"name": _DEALER, "role": "dealer"})
     source = {
         "federation": {"name": "audit", "task": "multiclass", "seed": _SEED},
         "model": {
@@ -495,13 +341,13 @@ def _federation(settings: AuditSettings, *, labels: str, classes: int) -> Federa
 
 
 def _plan(config: FederationConfig, *, rows: int) -> RunPlan:
-    """Return the plan of a run with so many training rows, and one for each other part."""
+    """Return the plan of a run with `rows` training rows, one validation row and one test row."""
     facts = RunFacts(rows=rows + 2, train_rows=rows, validation_rows=1, test_rows=1)
     return plan_run(config, facts)
 
 
 def _data(labels: Int64[np.ndarray, " rows"], *, classes: int) -> PrimaryData:
-    """Return a primary's table of labels alone; the last two rows are not for learning."""
+    """Return a primary's table of labels alone; the last two rows validate and test."""
     rows = len(labels)
     return PrimaryData(
         features=torch.zeros(rows + 2, 0),

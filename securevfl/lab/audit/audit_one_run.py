@@ -1,4 +1,4 @@
-"""One-run audit of training behind noise: which of many records were there, in a single training.
+"""One-run audit of training behind noise: guesses of which records were there.
 
 Every row has two records nearby, at opposite ends of the clip: a coin decides whether the first is
 there, and the second takes its place where it is not. All coins are guessed at once: from all
@@ -42,33 +42,30 @@ FALSE_ALARM: Final = 1e-11
 """Largest probability that one of the two tests fails a right mechanism."""
 
 CANARIES: Final = 1024
-"""m: records that are there or not, each by a coin of its own."""
+"""m: number of records, each of which is there or not by a fair coin."""
 
 _GUESSED: Final = 384
-"""r: coins that are guessed, half of them as "there"; the others are left open."""
+"""r: number of guessed coins, half of them as "there"."""
 _EPSILON: Final = 1.0
-"""That the training promises at delta 1e-5: the smaller, the fewer right guesses refute it."""
+"""Epsilon of the training at delta 1e-5; a small one is refuted by few right guesses."""
 _DELTA: Final = 1e-13
-"""At which the training is held to its promise. The noise keeps one at every delta, and at 1e-5 the
-theorem's part in delta alone would be far over the false alarm."""
+"""Delta at which the training's promise is tested. The noise keeps one at every delta, and at 1e-5
+the theorem's part in delta alone would be far over the false alarm."""
 _WIDTH: Final = 2
 _LONG: Final = 1e3
-"""Times the clip norm: so long are records and gradients before they are clipped."""
-
-
-# From right guesses to epsilon.
+"""Length of records and gradients before clipping, over the clip norm."""
 
 
 def guesses_chance(
     *, canaries: int, guesses: int, right: int, epsilon: float, delta: float
 ) -> float:
-    """Return the largest probability of so many right guesses under (epsilon, delta)-DP.
+    """Return the largest probability of `right` right guesses under (epsilon, delta)-DP.
 
     With B binomial of ``r`` guesses and ``q = 1 / (1 + e^-epsilon)``, the bound for v right ones is
     ``P(B >= v) + 2 m delta max_i P(v > B >= v - i) / i``, i from 1 to m.
 
     Args:
-        canaries: m, each there by a fair coin of its own.
+        canaries: m; each is there by a fair coin.
         guesses: r <= m; the others are left open.
         right: v.
         epsilon: >= 0.
@@ -104,11 +101,8 @@ def least_epsilon(*, canaries: int, guesses: int, right: int, delta: float) -> f
     return low
 
 
-# The training, and guesses of its coins.
-
-
 class _OwnWeights(nn.Module):
-    """A linear bottom model: of a record whose columns are zero but for one, one column counts."""
+    """Linear bottom model; a record with one nonzero column has its own weights."""
 
     recordwise = True
 
@@ -123,12 +117,12 @@ class _OwnWeights(nn.Module):
         _keys: Float[Tensor, "batch links dimension"],
         present: Bool[Tensor, "batch links"],
     ) -> Float[Tensor, "batch links width"]:
-        """Return the weights of the records that are present, times their numbers."""
+        """Return each present record's numbers times its weights."""
         return (features @ self.weights.T) * present.unsqueeze(-1)
 
 
 def audit_one_run(settings: AuditSettings) -> list[AuditTest]:
-    """Train once on made-up records, and test how many coins are guessed right.
+    """Train once on made-up records, and test the number of right guesses.
 
     Reveals:
         Nothing: all records are made up.
@@ -166,7 +160,7 @@ def _right(scores: Float64[np.ndarray, " canaries"], there: Bool[np.ndarray, " c
 def _scores(
     settings: AuditSettings, plan: RunPlan, secondary: Secondary
 ) -> dict[str, Float64[np.ndarray, " canaries"]]:
-    """Train, and return how much there is of each record in releases, and in updates.
+    """Train, and return a score of each record's presence in releases and in updates.
 
     The sum over rounds along the direction that a record has in each is the likelihood ratio's
     logarithm, up to a factor: noise is the same in all rounds.
@@ -198,7 +192,7 @@ def _scores(
 def _secondary(
     plan: RunPlan, settings: AuditSettings, there: Bool[np.ndarray, " canaries"]
 ) -> Secondary:
-    """Build the secondary of whose first records a coin has left some."""
+    """Build the secondary, whose first records are those that a coin has left."""
     places = np.arange(CANARIES, dtype=np.float64)
     columns = _LONG * settings.clip_norm * np.eye(CANARIES)
     records = table_at(

@@ -29,10 +29,10 @@ from securevfl.transport.star import PrimaryTransport, SecondaryTransport, new_s
 
 
 def run_audit_party(folder: Path, name: str) -> None:
-    """Take part in every round of the job in ``folder``; the primary saves what was revealed.
+    """Take part in every round of the job in ``folder``; the primary saves the averages.
 
     Raises:
-        SecureVflError: Whatever went wrong, here or at another party.
+        SecureVflError: If this or another party fails.
 
     Reveals:
         To the primary: averages of made-up rows, noised. To secondaries: public keys.
@@ -131,7 +131,7 @@ def _serve(
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run one party for the launcher, and report why if it fails."""
+    """Run one party for the launcher, and report its failure."""
     end_with_launcher()
     folder, name = Path(arguments[0]), arguments[1]
     try:

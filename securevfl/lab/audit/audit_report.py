@@ -1,4 +1,4 @@
-"""``securevfl lab audit``: real rounds of the installed code, and tests of what they tell."""
+"""``securevfl lab audit``: real rounds of the installed code, and tests of their releases."""
 
 import sys
 import tempfile
@@ -15,7 +15,8 @@ from securevfl.core.errors import PrivacyError
 from securevfl.core.formatting import Summarised
 from securevfl.lab.audit.audit_class_means import audit_class_means
 from securevfl.lab.audit.audit_one_run import FALSE_ALARM, audit_one_run
-from securevfl.lab.audit.audit_statistics import FALSE_FAILURE, AuditTest
+from securevfl.lab.audit.audit_size import FALSE_FAILURE
+from securevfl.lab.audit.audit_statistics import AuditTest
 from securevfl.lab.audit.audit_worlds import AuditStage
 from securevfl.lab.audit.settings import RELEASES, ROUNDS_EVENT, Audited, AuditSettings, Release
 from securevfl.launch.process import PartyCommand
@@ -40,7 +41,7 @@ class AuditReport(Summarised):
     """Rows released, over all rounds between processes."""
 
     refusal: str | None = None
-    """Why the rounds were not finished, if the installed code refused its own output."""
+    """Reason for unfinished rounds, if the installed code refused its own output."""
 
     seconds: float
     """Wall time of the whole audit; starting processes takes most of it."""
@@ -49,7 +50,7 @@ class AuditReport(Summarised):
     """Wall time of the rounds alone, between processes."""
 
     def summary(self) -> tuple[str, dict[str, str]]:
-        """Return how many tests passed, and why the rounds ended early if they did."""
+        """Return the number of passed tests, and the refusal if there was one."""
         tests = [outcome for outcomes in self.tests.values() for outcome in outcomes]
         passed = sum(test.verdict == "pass" for test in tests)
         shown = {} if self.refusal is None else {"refused": self.refusal}
@@ -57,7 +58,7 @@ class AuditReport(Summarised):
 
     @property
     def rounds_finished(self) -> AuditTest:
-        """Whether the rounds of every kind were finished, and none was refused by the code."""
+        """Test that the rounds of every kind were finished without a refusal."""
         done = 0
         if self.refusal is None:
             done = sum(release in self.tests for release in RELEASES)
@@ -108,20 +109,20 @@ class AuditReport(Summarised):
 def audit(
     settings: AuditSettings | None = None, *, program: Sequence[str] = PARTY_PROGRAM
 ) -> AuditReport:
-    """Run real rounds on made-up rows, and test the noise and the clip of what is released.
+    """Run real rounds on made-up rows, and test the noise and the clip of the releases.
 
     Every party is its own process, with TLS, masks and CrypTen's reveal between them. Class sums
     for class means are made, and labels drawn, by the parties' parts as threads of this process.
     The training whose records are guessed is the simulator's.
 
     Args:
-        settings: What is audited; default: :class:`AuditSettings`.
-        program: What each party's process runs.
+        settings: Settings of the audit; default: :class:`AuditSettings`.
+        program: Command of each party's process.
 
     Raises:
         ConfigError: If the settings are impossible.
         ProtocolError: If a process is lost.
-        SecureVflError: If the making of class sums is refused.
+        SecureVflError: If class sums are refused.
 
     Reveals:
         Nothing: all rows are made up.
@@ -179,14 +180,14 @@ def report_of(
     started: float,
     refusal: str | None,
 ) -> AuditReport:
-    """Return what was tested and how it went.
+    """Return the report on the revealed averages.
 
     Args:
-        stages: What each kind of release was made of.
+        stages: Stage of each kind of release.
         revealed: The averages that the primary learned, by the kind of release; shape
             (rounds, rows, ...).
-        started: When the audit began, on the monotonic clock.
-        refusal: Why the rounds were not finished, if the installed code refused its own output.
+        started: Start of the audit on the monotonic clock.
+        refusal: Reason for unfinished rounds, if the installed code refused its own output.
     """
     return AuditReport(
         settings=next(iter(stages.values())).settings,

@@ -12,255 +12,27 @@ coordinates and rounds.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
 import numpy as np
-import numpy.typing as npt
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int64
 from scipy import special, stats
 
-from securevfl.core import checks
 from securevfl.core.errors import ConfigError
-
-# How large an audit must be: thresholds of its tests, and what each would miss.
-
-FALSE_FAILURE: Final = 3.5e-11
-"""Largest probability that one test fails a right mechanism; 28 of them are a report's 1e-9."""
-
-WORLDS: Final = 3
-"""Kinds of rows in a round; see :mod:`securevfl.lab.audit.audit_statistics`."""
-
-MEAN_ERROR: Final = math.sqrt(2) - 1
-"""Error of a mean, over C, if half a row's norm (or half a batch) is overlooked."""
-
-AGAINST: Final = {
-    "noise_not_too_small": "one of the secondaries adds no noise",
-    "noise_not_too_large": "two of the secondaries add the same noise",
-    "noise_is_gaussian": "Laplace noise of the same variance",
-    "worlds_not_too_distinguishable": "half the noise",
-    "zero_rows_stay_zero": "a shift by 0.41 C",
-    "long_rows_clipped_to_C": "norms of 1.41 C, as when zero rows share a batch's norm",
-    "each_clipped_by_itself": "0.41 C off, as when all are scaled by the longest one",
-    "rows_have_own_noise": "one of the secondaries adds one row's noise to all rows of a round",
-    "coordinates_have_own_noise": "one of the secondaries adds one number to a whole row",
-    "rounds_have_own_noise": "one of the secondaries adds its noise again in the next round",
-}
-"""By test, the mistake that its power is stated for."""
-
-_WANTED_POWER: Final = 0.99
-# Beyond these the two worlds are told apart so rarely, or so often, that counting becomes a long
-# affair: below, one error in 40 and, with half the noise, one in 30,000.
-_SMALLEST_NOISE: Final = 0.25
-_LARGEST_NOISE: Final = 8.0
-# sup |F - Phi| for a Laplace distribution F of variance 1 is 0.06202.
-_LAPLACE_DISTANCE: Final = 0.062
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AuditSize:
-    """The numbers that thresholds and powers depend on."""
-
-    noise: float
-    """Standard deviation that the released average promises, over the clip norm."""
-
-    parties: int
-    """``k``: secondaries."""
-
-    rounds: int
-    """Releases that are looked at, >= 2."""
-
-    rows: int
-    """Rows of each kind in one round."""
-
-    width: int
-    """Coordinates of one row."""
-
-    step: float
-    """One ring unit of the released average, over its promised standard deviation."""
-
-    def __post_init__(self) -> None:
-        counts = {"parties": self.parties, "rows": self.rows, "width": self.width}
-        checks.whole(rounds=self.rounds, **counts)
-        checks.at_least(1, **counts)
-        checks.at_least(2, rounds=self.rounds)
-        checks.non_negative(step=self.step)
-        if not _SMALLEST_NOISE <= self.noise <= _LARGEST_NOISE:
-            raise ConfigError(
-                f"noise_multiplier must lie in [{_SMALLEST_NOISE:g}, {_LARGEST_NOISE:g}] for an "
-                f"audit, got {self.noise!r}: beyond it too many rows would have to be counted"
-            )
-
-    @property
-    def rows_per_round(self) -> int:
-        """All rows of one round."""
-        return WORLDS * self.rows
-
-    @property
-    def rows_per_world(self) -> int:
-        """Rows of one kind in all rounds."""
-        return self.rows * self.rounds
-
-    @property
-    def coordinates(self) -> int:
-        """Numbers that are released in all rounds."""
-        return self.rows_per_round * self.rounds * self.width
-
-
-def rows_needed(*, noise: float, parties: int, rounds: int, width: int) -> int:
-    """Return how many rows of each kind a round needs for every power to be 0.99 or more."""
-    size = AuditSize(noise=noise, parties=parties, rounds=rounds, rows=1, width=width, step=2.0**-6)
-    # For the two worlds a count alone is sought, so that steps can be small: powers are costly.
-    size = replace(size, rows=-(-worlds_needed(noise) // rounds))
-    while min(powers(size).values()) < _WANTED_POWER:
-        size = replace(size, rows=math.ceil(1.25 * size.rows))
-    return size.rows
-
-
-def worlds_needed(noise: float) -> int:
-    """Return how many rows of each world catch half the noise nearly surely (0.9999)."""
-
-    def enough(rows: int) -> bool:
-        return counting_power(noise, rows) >= 1 - 1e-4
-
-    low, high = 1, 64
-    while not enough(high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return high
-
-
-def variance_bounds(coordinates: int) -> tuple[float, float]:
-    """Return the ends within which observed over promised variance must lie."""
-    return (
-        float(stats.chi2.ppf(FALSE_FAILURE, coordinates)) / coordinates,
-        float(stats.chi2.isf(FALSE_FAILURE, coordinates)) / coordinates,
-    )
-
-
-def shape_bound(size: AuditSize) -> float:
-    """Return how far the observed distribution function may be from the normal one.
-
-    References:
-        [M90] P. Massart, "The tight constant in the Dvoretzky-Kiefer-Wolfowitz inequality", Ann.
-        Probab. 18, 1990: ``P(sup |F_n - F| > x) <= 2 exp(-2 n x^2)``. The rest allows for the
-        ring's steps.
-    """
-    steps = 2 * size.step / math.sqrt(2 * math.pi)
-    return math.sqrt(math.log(2 / FALSE_FAILURE) / (2 * size.coordinates)) + steps
-
-
-def mean_bound(size: AuditSize) -> float:
-    """Return how far the mean score of one world may be from what it should be, over C."""
-    return float(stats.norm.isf(FALSE_FAILURE / 2)) * _mean_std(size)
-
-
-def correlation_bound(pairs: npt.NDArray[np.int64] | int, *, tests: int) -> npt.NDArray[np.float64]:
-    r"""Return what a sum of ``pairs`` products of fresh standard normals hardly ever exceeds.
-
-    The sum is ``x^T A x`` with a matrix A of zero diagonal, each pair standing in it twice as 1/2,
-    and each number in two pairs at most: ``||A||_F^2 = pairs / 2`` and ``||A|| <= 1``. Then
-    ``P(x^T A x > 2 ||A||_F sqrt(t) + 2 ||A|| t) <= e^-t``.
-
-    Args:
-        pairs: Products in the sum.
-        tests: Sums that are looked at together, each of both signs.
-
-    References:
-        [LM00] Lemma 1 (Laurent and Massart, Ann. Statist. 28, 2000), whose proof covers
-        coefficients of either sign.
-    """
-    t = math.log(2 * tests / FALSE_FAILURE)
-    return np.asarray(np.sqrt(2 * t * np.asarray(pairs, np.float64)) + 2 * t)
-
-
-def error_bound(errors: npt.NDArray[np.int64] | int, rows: int) -> npt.NDArray[np.float64]:
-    """Return an upper confidence bound on an error probability, by Clopper and Pearson.
-
-    Half of ``FALSE_FAILURE`` is left for the other world's bound.
-
-    References:
-        [CP34] C. Clopper and E. Pearson, Biometrika 26, 1934.
-    """
-    errors = np.asarray(errors)
-    bound = stats.beta.isf(FALSE_FAILURE / 2, errors + 1, np.maximum(rows - errors, 1))
-    return np.where(errors < rows, bound, 1.0)
-
-
-def powers(size: AuditSize) -> dict[str, float]:
-    """Return each test's power against the mistake named in ``AGAINST``.
-
-    Exact for noise_not_too_small, noise_not_too_large and the worlds; a lower bound for the shape;
-    a normal approximation for means and correlations.
-    """
-    n, k = size.coordinates, size.parties
-    low, high = variance_bounds(n)
-    # A single secondary without noise would be seen by anyone: half the noise stands for it.
-    missing = (k - 1) / k if k > 1 else 0.25
-    doubled = (k + 2) / k if k > 1 else 2.0
-    shape = max(0.0, _LAPLACE_DISTANCE - shape_bound(size))
-    mean = float(stats.norm.cdf((MEAN_ERROR - mean_bound(size)) / _mean_std(size)))
-    b, d, rounds = size.rows_per_round, size.width, size.rounds
-    return {
-        "noise_not_too_small": float(stats.chi2.cdf(low * n / missing, n)),
-        "noise_not_too_large": float(stats.chi2.sf(high * n / doubled, n)),
-        "noise_is_gaussian": max(0.0, 1 - 2 * math.exp(-2 * n * shape**2)),
-        "worlds_not_too_distinguishable": counting_power(size.noise, size.rows_per_world),
-        "zero_rows_stay_zero": mean,
-        "long_rows_clipped_to_C": mean,
-        "each_clipped_by_itself": mean,
-        "rows_have_own_noise": correlation_power(
-            (b - 1) * d, shared=d, parties=k, tests=rounds * (b - 1)
-        ),
-        "coordinates_have_own_noise": correlation_power(
-            (d - 1) * b * rounds, shared=b * rounds, parties=k, tests=d - 1
-        ),
-        "rounds_have_own_noise": correlation_power(
-            b * d, shared=b * d, parties=k, tests=rounds * (rounds - 1) // 2 * (2 * b - 1)
-        ),
-    }
-
-
-def _mean_std(size: AuditSize) -> float:
-    return size.noise / math.sqrt(size.rows_per_world)
-
-
-def counting_power(noise: float, rows: int) -> float:
-    """Return the probability that half the noise is found out, over all counts of errors.
-
-    Args:
-        noise: That is promised, over what the two worlds differ by.
-        rows: Looked at of each world.
-    """
-    errors = np.arange(rows + 1)
-    quantile = stats.norm.isf(error_bound(errors, rows))
-    wrong = stats.norm.sf(1 / noise)
-    probability = stats.binom.pmf(errors, rows, wrong)
-    at_most = np.append(0.0, stats.binom.cdf(errors, rows, wrong))
-    # With so many errors in one world, fewer than `fewest` in the other one prove too large a mu.
-    fewest = np.searchsorted(-quantile, quantile - 1 / noise, side="left")
-    return min(1.0, float(probability @ at_most[fewest]))
-
-
-def correlation_power(pairs: int, *, shared: int, parties: int, tests: int) -> float:
-    """Return the power against one party of k whose ``shared`` numbers stand in all pairs.
-
-    Args:
-        pairs: Products in a sum.
-        shared: Numbers that are used again.
-        parties: k.
-        tests: Sums that are looked at together, each of both signs.
-    """
-    rho = 1 / parties
-    mean = pairs * rho
-    variance = pairs * (1 + rho**2) + 4 * pairs * rho * (1 - rho) + 2 * mean**2 / shared
-    bound = float(correlation_bound(pairs, tests=max(tests, 1)))
-    return float(stats.norm.cdf((mean - bound) / math.sqrt(variance)))
-
-
-# Is what was released noised and clipped as promised? Tests on the revealed averages alone.
+from securevfl.lab.audit.audit_size import (
+    AGAINST,
+    WORLDS,
+    AuditSize,
+    correlation_bound,
+    correlation_power,
+    counting_power,
+    error_bound,
+    mean_bound,
+    powers,
+    shape_bound,
+    variance_bounds,
+)
 
 ZERO: Final = 0
 """Place of world 0 among the kinds of rows: row i is of kind ``i mod 3``."""
@@ -269,7 +41,7 @@ LONG: Final = 1
 """Place of world 1."""
 
 MIXED: Final = 2
-"""Place of the mixed rows: they, or one of their records, are too short to be clipped."""
+"""Place of the mixed rows, part of which is too short to be clipped."""
 
 # Where the score of world 0, 0, and that of world 1, 1, are told apart with the fewest errors.
 _THRESHOLD: Final = 0.5
@@ -289,10 +61,10 @@ class AuditTest:
     """Observed value."""
 
     threshold: float
-    """Where passing ends."""
+    """Bound on the statistic."""
 
     passes_if: Literal["at least", "at most"]
-    """On which side of the threshold the statistic must be."""
+    """Side of the threshold on which the statistic must be."""
 
     power: float
     """Probability of failing a mechanism with the mistake in ``against``."""
@@ -302,22 +74,14 @@ class AuditTest:
 
     @property
     def verdict(self) -> Literal["pass", "fail"]:
-        """Whether the mechanism passes; what is not a number fails."""
+        """``pass`` or ``fail``; a statistic that is not a number fails."""
         if self.passes_if == "at least":
             return "pass" if self.statistic >= self.threshold else "fail"
         return "pass" if self.statistic <= self.threshold else "fail"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it as plain figures and words."""
-        return {
-            "name": self.name,
-            "statistic": self.statistic,
-            "threshold": self.threshold,
-            "passes_if": self.passes_if,
-            "power": self.power,
-            "against": self.against,
-            "verdict": self.verdict,
-        }
+        """Return all fields by name, and the verdict."""
+        return {**asdict(self), "verdict": self.verdict}
 
 
 def audit_tests(
@@ -330,9 +94,9 @@ def audit_tests(
     """Run every test of an audit.
 
     Args:
-        residual: Released averages minus what they would be without noise, over the clip norm.
+        residual: Released minus noiseless averages, over the clip norm.
         scores: ``<H, u> / C`` of every released row.
-        size: What was promised, and how much of it is looked at.
+        size: Promised noise and number of releases.
         mixed_score: Score of the mixed rows if each is clipped as promised.
 
     Raises:
@@ -455,3 +219,138 @@ def _lagged_products(
 def _off(scores: Float[np.ndarray, "rounds rows"], kind: int, expected: float) -> float:
     mean = float(np.mean(scores[:, kind::WORLDS]))
     return abs(mean - expected) if math.isfinite(mean) else _BEYOND
+
+
+# Sums that are compared with one another.
+_COMPARED: Final = 8
+# Chance of either count of labels to be beyond what the power is stated for.
+_UNLIKELY: Final = 1e-4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class SumsView:
+    """One side's view of class sums."""
+
+    noise: float
+    """Promised deviation over the change to hide, in [0.25, 8]."""
+
+    residual: Float[np.ndarray, "sums bins numbers"]
+    """Seen minus noiseless sums, over the same change."""
+
+    scores: Float[np.ndarray, "sums changes"]
+    """Score of every possible change: 0 on average if it was not made, 1 if it was."""
+
+    made: Bool[np.ndarray, " changes"]
+    """True for each change that was made."""
+
+
+def sums_tests(seen: SumsView, *, what: str) -> list[AuditTest]:
+    """Test the noise of class sums, and the detection of one changed record.
+
+    Args:
+        seen: One side's view.
+        what: ``record`` or ``label``; names the tests.
+    """
+    noise = seen.residual / seen.noise
+    count = noise.size
+    low, _ = variance_bounds(count)
+    compared = noise[:_COMPARED]
+    pairs, lines = compared[0].size, compared.shape[1]
+    tests = len(compared) * (len(compared) - 1) // 2 * (2 * lines - 1)
+    scores = [seen.scores[:, seen.made == made] for made in (False, True)]
+    trials = min(world_scores.size for world_scores in scores)
+    return [
+        AuditTest(
+            name=f"{what}_noise_not_too_small",
+            statistic=float(np.mean(noise**2)),
+            threshold=low,
+            passes_if="at least",
+            power=float(stats.chi2.cdf(4 * low * count, count)),
+            against=f"half the noise on what a {what} changes",
+        ),
+        AuditTest(
+            name=f"{what}s_not_too_distinguishable",
+            statistic=distinguishability(*scores),
+            threshold=1 / seen.noise,
+            passes_if="at most",
+            power=counting_power(seen.noise, trials),
+            against=f"half the noise on what a {what} changes",
+        ),
+        AuditTest(
+            name=f"{what}_sums_have_own_noise",
+            statistic=round_correlation(compared),
+            threshold=1.0,
+            passes_if="at most",
+            power=correlation_power(pairs, shared=pairs, parties=1, tests=tests),
+            against="one sum's noise is added to the next one again",
+        ),
+    ]
+
+
+def labels_needed(epsilon: float, *, classes: int) -> int:
+    """Return the rows of each of two labels that detect twice the epsilon nearly surely.
+
+    Args:
+        epsilon: Promised epsilon of one label by randomised response.
+        classes: Number of classes, K.
+    """
+    rows = 64
+    while not _caught(epsilon, classes, rows):
+        rows *= 2
+    return rows
+
+
+def drawn_tests(
+    first: Int64[np.ndarray, " rows"],
+    second: Int64[np.ndarray, " rows"],
+    again: Int64[np.ndarray, " both"],
+    *,
+    epsilon: float,
+    classes: int,
+) -> list[AuditTest]:
+    """Test labels by randomised response.
+
+    Args:
+        first: Drawn labels of rows of class 0.
+        second: Drawn labels of an equal number of rows of class 1.
+        again: Drawn labels of both after the run is resumed, class 0 first.
+        epsilon: Promised epsilon.
+        classes: Number of classes, K.
+    """
+    rows = len(first)
+    lower = 1 - float(error_bound(int((first != 0).sum()), rows))
+    upper = float(error_bound(int((second == 0).sum()), rows))
+    agree = _kept_probability(epsilon, classes) ** 2 + (
+        1 - _kept_probability(epsilon, classes)
+    ) ** 2 / (classes - 1)
+    return [
+        AuditTest(
+            name="drawn_not_too_distinguishable",
+            statistic=max(0.0, math.log(max(lower, 1e-300) / upper)),
+            threshold=epsilon,
+            passes_if="at most",
+            power=1 - 2 * _UNLIKELY if _caught(epsilon, classes, rows) else 0.0,
+            against="labels are kept as often as twice their epsilon allows",
+        ),
+        AuditTest(
+            name="drawn_told_again_alike",
+            statistic=float((np.concatenate([first, second]) != again).sum()),
+            threshold=0.0,
+            passes_if="at most",
+            power=1 - agree ** (2 * rows),
+            against="labels are drawn again when a run is resumed",
+        ),
+    ]
+
+
+def _kept_probability(epsilon: float, classes: int) -> float:
+    return 1 / (1 + (classes - 1) * math.exp(-epsilon))
+
+
+def _caught(epsilon: float, classes: int, rows: int) -> bool:
+    """Return whether `rows` rows detect twice the epsilon, except with probability 2 _UNLIKELY."""
+    kept = _kept_probability(2 * epsilon, classes)
+    turned = int(stats.binom.isf(_UNLIKELY, rows, 1 - kept))
+    taken = int(stats.binom.isf(_UNLIKELY, rows, (1 - kept) / (classes - 1)))
+    lower, upper = 1 - float(error_bound(turned, rows)), float(error_bound(taken, rows))
+    return lower > upper * math.exp(epsilon)

@@ -1,8 +1,8 @@
-"""What an audit runs: a federation whose parties' representations are known beforehand.
+"""Federation of an audit, whose representations are known beforehand.
 
-Everything between a secondary's records and the primary's average is what a real run has: links,
-clip, ring, noise, ledger, masks. Only the bottom model is exchanged for one that shows a record's
-features as they are, so that a row can be as long as the audit wants it.
+Everything between a secondary's records and the primary's average is that of a real run: links,
+clip, ring, noise, ledger, masks. Only the bottom model is replaced: it returns a record's features
+unchanged, so that a row has the length that the audit needs.
 """
 
 from collections.abc import Sequence
@@ -27,16 +27,8 @@ from securevfl.federation.rounds.secondary import Secondary
 from securevfl.federation.run_facts import RunFacts
 from securevfl.federation.run_plan import RunPlan, plan_run
 from securevfl.federation.session.request_validator import RequestValidator, SessionLimits
-from securevfl.lab.audit.audit_statistics import (
-    LONG,
-    MIXED,
-    WORLDS,
-    ZERO,
-    AuditSize,
-    AuditTest,
-    audit_tests,
-    rows_needed,
-)
+from securevfl.lab.audit.audit_size import WORLDS, AuditSize, rows_needed
+from securevfl.lab.audit.audit_statistics import LONG, MIXED, ZERO, AuditTest, audit_tests
 from securevfl.lab.audit.settings import DELTA, AuditSettings, Release
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.stage.linking import Linker
@@ -72,7 +64,7 @@ class ShowFeatures(nn.Module):
 
 
 class AuditRounds(RequestValidator):
-    """Admits as many rounds as an audit has; it looks at the same made-up rows in each of them."""
+    """Validator that admits `rounds` rounds on the same made-up rows."""
 
     def __init__(self, limits: SessionLimits, *, rounds: int) -> None:
         super().__init__(limits)
@@ -91,7 +83,7 @@ class AuditRounds(RequestValidator):
 
 
 class AuditStage:
-    """The rounds of one kind of release: their data, their parties, their tests."""
+    """Rounds of one kind of release, with their data, parties and tests."""
 
     def __init__(self, settings: AuditSettings, release: Release) -> None:
         self.settings = settings
@@ -132,7 +124,7 @@ class AuditStage:
         )
 
     def secondary(self, rank: int, ledger_folder: Path | None) -> Secondary:
-        """Build a secondary as a run does; only its bottom model shows what the audit wants."""
+        """Build a secondary as a run does, with a bottom model of the audit."""
         name = self.settings.names[rank]
         path = None if ledger_folder is None else ledger_folder / f"{name}-{self.release}.jsonl"
         rounds = self.settings.rounds
@@ -159,7 +151,7 @@ class AuditStage:
         return np.stack(revealed)
 
     def tests(self, revealed: Float32[np.ndarray, "r b width"]) -> list[AuditTest]:
-        """Test what was revealed; needs no more than the primary has."""
+        """Test revealed averages with the primary's knowledge alone."""
         clip_norm = self.settings.clip_norm
         averages = revealed.astype(np.float64)
         kept = self._lengths.clip(-1.0, 1.0)
@@ -189,10 +181,10 @@ class AuditStage:
         return np.arange(rows) % WORLDS
 
     def _records(self, name: str) -> PartyTable:
-        """Return records whose K nearest to each row carry the row's release.
+        """Return records for which the K nearest to each row make up its release.
 
-        Pooled: each of the K carries a part of its own. Else they carry one position each of the
-        row's only part. Their keys stand in this order, nearest first.
+        Pooled: each of the K carries its part. Else each carries one position of the row's only
+            part. Their keys stand in this order, nearest first.
         """
         rows = self.facts.rows
         parts = self._lengths[self._kinds(rows)][..., None] * self._direction
@@ -242,7 +234,7 @@ class AuditStage:
 
 
 def parties_named(names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return what a federation file says of an audit's parties, the primary first."""
+    """Return the parties' sections of an audit's federation file, the primary first."""
     return [
         {
             "name": name,
@@ -264,14 +256,14 @@ def audited_secondary(
     rounds: int,
     ledger_path: Path | None = None,
 ) -> Secondary:
-    """Build a secondary as a run does; its bottom model and its rounds are the audit's own.
+    """Build a secondary as a run does, with a given bottom model and number of rounds.
 
     Args:
-        plan: The audit's; the primary's rows lie at 0, 1 and so on.
+        plan: Plan of the audit; the primary's rows lie at 0, 1 and so on.
         records: The secondary's table.
-        bottom: Learns only if it is given an optimizer.
-        rounds: That are admitted.
-        ledger_path: Where the ledger is kept; None keeps it in memory.
+        bottom: The bottom model, which learns only with an optimizer.
+        rounds: Number of admitted rounds.
+        ledger_path: Path of the ledger; None keeps it in memory.
     """
     rows = np.arange(plan.facts.rows, dtype=np.float64)
     spec = link_spec(plan.config)

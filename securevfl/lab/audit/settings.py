@@ -1,4 +1,4 @@
-"""What an audit is asked to do; light to import, so that a mistake is refused at once."""
+"""Settings of an audit; light to import, so that mistakes are refused at once."""
 
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -6,7 +6,7 @@ from typing import Final, Literal
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 from securevfl.dp.gaussian import gaussian_noise_multiplier
-from securevfl.lab.audit.audit_statistics import AuditSize
+from securevfl.lab.audit.audit_size import AuditSize
 
 Release = Literal["sequence", "pooled"]
 """``sequence``: a row of L x H numbers, clipped whole, of a trained encoder, whose rows may be
@@ -19,7 +19,7 @@ ClassMeans = Literal["class_sums", "label_sums", "drawn_labels"]
 that secondary sees them. ``drawn_labels``: by randomised response."""
 
 Audited = Release | ClassMeans | Literal["one_run"]
-"""All that is audited; ``one_run`` is which records were there in a whole training."""
+"""Audited releases; ``one_run`` is a whole training."""
 
 DELTA: Final = 1e-5
 
@@ -32,14 +32,14 @@ _MOST_LABELS: Final = 8.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AuditSettings:
-    """What is audited."""
+    """Settings of an audit."""
 
     secondaries: int = 4
     """k, parties that average; the primary comes on top."""
 
     noise_multiplier: float = 1.0
-    """Standard deviation of the noise on the released average, over the clip norm; and on class
-    sums, over what one record moves."""
+    """Standard deviation of the noise on the released average, over the clip norm; on class sums,
+    over the change by one record."""
 
     clip_norm: float = 1.0
     """C."""
@@ -77,5 +77,5 @@ class AuditSettings:
 
     @property
     def label_noise(self) -> float:
-        """Noise on class sums that go back, over what one label moves."""
+        """Noise on returned class sums, over the change by one label."""
         return gaussian_noise_multiplier(epsilon=self.label_epsilon, delta=DELTA)

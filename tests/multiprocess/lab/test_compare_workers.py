@@ -18,9 +18,10 @@ from helpers.patience import PATIENCE_S
 
 from securevfl.config.reading import read_federation
 from securevfl.lab.comparison import Comparison, compare_methods
-from securevfl.lab.engine import Place, RunObservers, Workers
+from securevfl.lab.engine import RunObservers, StudyContext, WorkerProcesses
 from securevfl.lab.one_run import LeftOut, Recipe, Run, RunFailure, Task
-from securevfl.lab.study import StudyOptions, TableStore
+from securevfl.lab.study import StudyOptions
+from securevfl.lab.study_tables import TableStore
 
 # Each spawns interpreters that load torch: seconds on an idle machine, minutes on a crowded one.
 pytestmark = pytest.mark.multiprocess
@@ -99,14 +100,16 @@ def test_failure_of_a_worker_is_told_and_the_others_go_on(
                 killed.append(process.pid)
                 process.kill()
 
-    workers = Workers(Place(folder=plan.folder, device="cpu", tables=store.by_digest), width=1)
-    hearing = RunObservers(
-        tell=kill,
+    workers = WorkerProcesses(
+        StudyContext(folder=plan.folder, device="cpu", tables=store.by_digest), width=1
+    )
+    observers = RunObservers(
+        progress=kill,
         done=lambda run, _: done.append(run),
         failed=lambda run, why: failed.append((run, why)),
     )
     with closing(workers):
-        workers.train(tasks, hearing)
+        workers.train(tasks, observers)
     assert done == [tasks[2].run]
     assert failed == [(tasks[0].run, RunFailure(reason="its process ended with exit code -9"))]
     assert len(killed) == 2

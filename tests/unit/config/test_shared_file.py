@@ -24,7 +24,7 @@ from helpers.federations import save, write_overlapping
 from securevfl.config.reading import read_federation
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, PrivacyError
-from securevfl.desk.setup.check import Collected
+from securevfl.desk.setup.file_problems import Collected
 from securevfl.stages.databases import databases
 from securevfl.transport.identity import own_identity, trust
 

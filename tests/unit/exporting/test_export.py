@@ -22,7 +22,8 @@ from scipy.spatial import cKDTree
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
 from securevfl.data.tables import PartyTable
-from securevfl.exporting.export import FORMATS, TOLERANCE, export_run
+from securevfl.exporting.export import TOLERANCE, export_run
+from securevfl.exporting.formats import FORMATS
 from securevfl.exporting.parts import PrimaryModule
 from securevfl.federation.build import build_bottom
 from securevfl.runtime.run_options import RunOptions

@@ -27,7 +27,7 @@ from securevfl.desk.report.page import write_report
 from securevfl.federation.build import build_secondary, optimizer_of
 from securevfl.federation.rounds.secondary import Secondary
 from securevfl.federation.state_folder import read_state, write_state
-from securevfl.lab.attacks.run_audit import all_attacks, audit_run, chosen
+from securevfl.lab.attacks.run_audit import all_attacks, attack_names, audit_run
 from securevfl.lab.commands import app
 from securevfl.runtime import secondary_run, simulation
 from securevfl.runtime.run_options import RunOptions
@@ -366,7 +366,7 @@ def test_an_audit_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
 
 def test_what_cannot_be_tried_says_why(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="did you mean 'gradient-norm'"):
-        chosen("gradient-nrm")
+        attack_names("gradient-nrm")
     run = recorded(tmp_path)
     for name in ("bank-1", "bank-2"):
         (run / "parties" / name / "view.pt").unlink()
@@ -375,7 +375,7 @@ def test_what_cannot_be_tried_says_why(tmp_path: Path) -> None:
     assert "needs the views of all parties" in audit.not_tried["membership"]
     (run / "parties" / "agency" / "view.pt").unlink()
     with pytest.raises(ConfigError, match="--record-views"):
-        audit_run(run, chosen(None))
+        audit_run(run, attack_names(None))
     assert np.isfinite(audit.seconds)
 
 

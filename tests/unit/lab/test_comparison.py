@@ -17,15 +17,10 @@ from securevfl.core import settings
 from securevfl.core.errors import ConfigError, SecureVflError
 from securevfl.core.progress import EpochDone
 from securevfl.federation.base import Base, fit_base
-from securevfl.lab.comparison import (
-    Comparison,
-    compare_methods,
-    markdown_table,
-    summary,
-    table_rows,
-    write_comparison,
-)
+from securevfl.lab.comparison import Comparison, compare_methods
+from securevfl.lab.comparison_table import summary, table_rows, write_comparison
 from securevfl.lab.one_run import LeftOut, Recipe, Run, run_config
+from securevfl.lab.run_figures import markdown
 from securevfl.lab.study import StudyOptions
 from securevfl.runtime import primary_run
 from securevfl.runtime.run_options import RunOptions
@@ -253,7 +248,7 @@ def test_a_defect_in_one_method_leaves_the_others_their_figures(
         ["combine", "skipped"],
         ["fet", "failed"],
     ]
-    *_, last = markdown_table(figures).splitlines()
+    *_, last = markdown(table_rows(figures)).splitlines()
     assert last.startswith(r"| fet | failed: seed 3: ZeroDivisionError: in \| some library")
     with pytest.raises(SecureVflError, match="no method could be trained: fet failed: seed 3"):
         compare_methods(dataclasses.replace(plan, methods=("fet",)))
@@ -359,7 +354,7 @@ def test_figures(tmp_path: Path) -> None:
     assert paired["std"] == pytest.approx(math.sqrt(0.5))
     assert set(figures["differences"]["fet"]) == {"solo", "fedsim"}
     write_comparison(tmp_path, figures, results)
-    assert markdown_table(figures).splitlines()[2].startswith("| solo | 4.00 ± 1.41 | +0.50")
+    assert markdown(table_rows(figures)).splitlines()[2].startswith("| solo | 4.00 ± 1.41 | +0.50")
     runs = pd.read_csv(tmp_path / "comparison.csv")
     assert runs.groupby("method")["test"].mean().to_dict() == {"solo": 4, "fedsim": 3.5, "fet": 1}
 
@@ -375,7 +370,7 @@ def test_every_method_is_held_against_its_placebo() -> None:
     figures = summary(results, federation="made-up", task="regression")
     assert figures["differences"]["placebo"]["fet"]["seeds"] == [-0.25, 0.5, 0.0]
     assert set(figures["differences"]["placebo"]) == {"fet"}
-    heading, _, alone, fet = markdown_table(figures).splitlines()
+    heading, _, alone, fet = markdown(table_rows(figures)).splitlines()
     assert [cell.strip() for cell in heading.split("|")][3:5] == ["minus placebo", "minus alone"]
     assert alone.split("|")[3].strip() == ""
     assert fet.split("|")[3].strip().startswith("+0.0833")
@@ -426,7 +421,7 @@ def test_every_metric_is_in_the_figures(tmp_path: Path) -> None:
         assert spreads["r2"] == {"mean": None, "std": None, "seeds": [0.5, None]}
         assert shown["methods"]["solo"]["mean"] == spreads[shown["metric"]]["mean"]
     assert by_mae["differences"]["fet"]["solo"]["seeds"] == [1.0, 1.0]
-    head, _, solo, _ = (line.split(" | ") for line in markdown_table(by_mae).splitlines())
+    head, _, solo, _ = (line.split(" | ") for line in markdown(table_rows(by_mae)).splitlines())
     cells = dict(zip(head, solo, strict=True))
     assert cells["mae"] == "1.5000 ± 0.0000"
     assert cells["rmse"] == "3.00 ± 0.00"
@@ -461,7 +456,7 @@ def test_one_seed_has_no_deviation() -> None:
     """None, rather than a zero that looks like certainty."""
     figures = summary([made_up("fet", 0, 3.0)], federation="made-up", task="regression")
     assert figures["methods"]["fet"]["std"] is None
-    assert "±" not in markdown_table(figures)
+    assert "±" not in markdown(table_rows(figures))
 
 
 def test_assisted_boosting_is_told_how_many_classes_there_are(tmp_path: Path) -> None:

@@ -5,8 +5,7 @@ import re
 import pytest
 
 from securevfl.core.errors import ConfigError
-from securevfl.lab.sweep import Point
-from securevfl.lab.sweep_settings import Range, parse_setting
+from securevfl.lab.sweep_settings import Point, parse_setting
 
 
 @pytest.mark.parametrize(
@@ -25,26 +24,8 @@ from securevfl.lab.sweep_settings import Range, parse_setting
 def test_values_of_a_grid(text: str, name: str, values: tuple[object, ...]) -> None:
     """Whole numbers from a to b include both; commas within quotes and brackets part nothing."""
     setting = parse_setting(text)
-    assert (setting.name, setting.values()) == (name, values)
-    assert [type(one) for one in setting.values()] == [type(one) for one in values]
-
-
-@pytest.mark.parametrize(
-    ("text", "found", "whole"),
-    [
-        ("a.b=16..256", Range(low=16, high=256), True),
-        ("a.b=log:16..256", Range(low=16, high=256, log=True), True),
-        ("a.b=log:1e-4..1e-1", Range(low=1e-4, high=0.1, log=True), False),
-        ("a.b=0.0..0.5", Range(low=0.0, high=0.5), False),
-    ],
-)
-def test_ranges_of_a_search(text: str, found: Range, whole: bool) -> None:
-    """Two whole numbers are a range of whole numbers; anything else is one of all numbers."""
-    setting = parse_setting(text)
-    assert setting.range == found
-    assert found.whole == whole
-    assert setting.ends() == (found.low, found.high)
-    assert f"a.b={setting.text}" == text.replace("1e-4", "0.0001").replace("1e-1", "0.1")
+    assert (setting.name, setting.values) == (name, values)
+    assert [type(one) for one in setting.values] == [type(one) for one in values]
 
 
 @pytest.mark.parametrize(
@@ -56,9 +37,7 @@ def test_ranges_of_a_search(text: str, found: Range, whole: bool) -> None:
         ("model.neighbours=1,,2", "model.neighbours: '' is no value of TOML"),
         ("model.neighbours=1,2,1", "model.neighbours: 1 is named twice"),
         ("model.neighbours=4..1", "the second must be larger"),
-        ("model.hidden=log:1..8", "log: and ranges of other numbers are for --search"),
-        ("model.dropout=0..0.5", "log: and ranges of other numbers are for --search"),
-        ("a.b=log:0..8", "logarithms need numbers above 0"),
+        ("model.dropout=0..0.5", "'0..0.5' is no value of TOML, no word and no range"),
         ("seed=0..20000", "0..20000 are more than 10000 values"),
         ("methods.fet.hidden=1", "is for securevfl lab compare"),
         ("training.metric=f1,auc", "must be the same for all runs"),
@@ -68,7 +47,7 @@ def test_ranges_of_a_search(text: str, found: Range, whole: bool) -> None:
 def test_what_is_refused(text: str, complaint: str) -> None:
     """One line, that names the setting."""
     with pytest.raises(ConfigError, match=re.escape(complaint)):
-        parse_setting(text).values()
+        parse_setting(text)
 
 
 def test_points_have_folders_of_their_own() -> None:

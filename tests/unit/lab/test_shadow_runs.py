@@ -16,21 +16,21 @@ from securevfl.core.files import read_json
 from securevfl.federation.run_facts import run_facts
 from securevfl.lab.attacks import attack, shadow_runs
 from securevfl.lab.attacks.evidence import Evidence
-from securevfl.lab.attacks.run_audit import audit_run, chosen
-from securevfl.lab.attacks.shadow_runs import Seen, Shadows, true_positive_rate
+from securevfl.lab.attacks.run_audit import attack_names, audit_run
+from securevfl.lab.attacks.shadow_runs import ShadowAnswers, Shadows, true_positive_rate
 from securevfl.lab.commands import app
 from securevfl.runtime import simulation
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 
 
-def seen(shift: float, *, runs: int = 16, rows: int = 400) -> Seen:
+def seen(shift: float, *, runs: int = 16, rows: int = 400) -> ShadowAnswers:
     """Return confidences that members have so many deviations more of than others."""
     random = np.random.default_rng(0)
     members = random.integers(0, 2, size=(runs, rows))
     # Rows are as hard as they are: without the other runs, that hides who is a member.
     hard = 5 * random.normal(size=rows)
-    return Seen(
+    return ShadowAnswers(
         confidences=hard + shift * members + random.normal(size=(runs, rows)), members=members
     )
 
@@ -130,7 +130,7 @@ def test_a_model_that_remembers_is_found_out(
 
 def test_the_command_trains_on_the_tables_and_predicts_with_all_records(tmp_path: Path) -> None:
     run = recorded(tmp_path)
-    assert not any("shadow" in name for name in chosen(None))
+    assert not any("shadow" in name for name in attack_names(None))
     assert "--attacks shadow-rows" in audit_run(run, ["shadow-rows"]).not_tried["shadow-rows"]
     command = ["audit", str(run), "--data-root", str(tmp_path), "--shadows", "8"]
     result = CliRunner().invoke(app, [*command, "--attacks", "shadow-records"])

@@ -14,7 +14,7 @@ from securevfl.core.errors import ConfigError, PrivacyError, SecureVflError
 from securevfl.lab.entry_points import sweep_and_write
 from securevfl.lab.one_run import LeftOut, Run
 from securevfl.lab.study import StudyOptions
-from securevfl.lab.sweep import Plan, Sweep
+from securevfl.lab.sweep import Sweep
 from securevfl.lab.sweep_settings import parse_setting
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
@@ -52,7 +52,7 @@ def train(
         "leave_out": pytest.fail if out is None else out.append,
         **heard,
     }
-    return sweep_and_write(sweep, StudyOptions(**heard), trials=None), trained
+    return sweep_and_write(sweep, StudyOptions(**heard)), trained
 
 
 def test_a_grid_equals_runs_of_files_and_is_resumed(tmp_path: Path) -> None:
@@ -108,11 +108,9 @@ def test_tables_are_read_once_where_settings_leave_them_alone(
         reads.append(config)
         return read_tables(config, root)
 
-    monkeypatch.setattr("securevfl.lab.study.read_tables", read)
-    sweep = asked(tmp_path, "model.neighbours=1..4")
-    plan = Plan(sweep, StudyOptions())
-    tables = {task.tables for point in sweep.grid() for task in plan.tasks(point)}
-    assert (len(reads), len(tables)) == (1, 1)
+    monkeypatch.setattr("securevfl.lab.study_tables.read_tables", read)
+    figures, _ = train(asked(tmp_path, "model.neighbours=1..4"))
+    assert (len(reads), len(figures["points"])) == (1, 4)
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from helpers.federations import FROZEN, save, write_federation
 import securevfl as sv
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
-from securevfl.lab import contribution as again
-from securevfl.lab.contribution import CACHE
+from securevfl.lab import retrained_top as again
+from securevfl.lab.retrained_top import CACHE
 from securevfl.runtime.run_folder import CONTRIBUTION
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables

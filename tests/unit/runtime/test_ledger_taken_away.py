@@ -18,7 +18,7 @@ from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
 from securevfl.runtime.trained_run import trained_run
-from securevfl.serving.opening import Opened, open_model
+from securevfl.serving.opening import OpenedModel, open_model
 
 SECONDARY = Path("parties", "bank-1", "ledger.jsonl")
 
@@ -80,7 +80,7 @@ def test_of_two_servers_one_starts(tmp_path: Path, capfd: pytest.CaptureFixture[
     def serve() -> Any:
         return open_model(trained_run(tmp_path / "run", data_root=tmp_path), observe=unheard)
 
-    def asked(model: Opened) -> int:
+    def asked(model: OpenedModel) -> int:
         with model.model.open() as session:
             named = model.model.rows(rows)
             session.ask(named, observe=unheard)

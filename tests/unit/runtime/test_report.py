@@ -14,7 +14,6 @@ from securevfl.desk.report import plots
 from securevfl.desk.report.page import write_report
 from securevfl.desk.report.plots import epsilon_plot, loss_plot, metric_plot
 from securevfl.dp.statement import suspicion_in_words
-from securevfl.lab.study_plots import search_plot
 
 
 def marks(svg: str) -> int:
@@ -39,8 +38,6 @@ def test_a_curve_of_one_epoch_is_drawn() -> None:
     assert ">the primary alone<" in metric_plot(
         one, metric="auc", alone=0.5, name="the primary alone"
     )
-    figures = {"metric": "auc", "federation": "f", "higher_is_better": True}
-    search_plot({**figures, "trials": [{"number": 0, "validation": 0.5}]})
 
 
 def test_a_report_says_when_and_of_which_rows(tmp_path: Path) -> None:

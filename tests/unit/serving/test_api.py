@@ -27,7 +27,7 @@ from securevfl.runtime.entry import simulate
 from securevfl.runtime.prediction_session import PredictionSession
 from securevfl.runtime.trained_run import predict, trained_run
 from securevfl.serving.guard import token_of
-from securevfl.serving.opening import Opened, in_process
+from securevfl.serving.opening import OpenedModel, in_process
 from securevfl.serving.server import ServerSettings, application, listening_socket
 
 TOKEN = "a-token-of-the-tests"
@@ -70,7 +70,7 @@ def charged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return trained(tmp_path_factory.mktemp("charged"), **CHARGED)
 
 
-def opened(run: Path, **prediction: Any) -> Opened:
+def opened(run: Path, **prediction: Any) -> OpenedModel:
     """Open a run, with other settings of what predictions may spend."""
     config = read_federation(run / "federation.toml")
     config = replace(config, prediction=replace(config.prediction, **prediction))
@@ -78,7 +78,7 @@ def opened(run: Path, **prediction: Any) -> Opened:
 
 
 @contextmanager
-def client_of(model: Opened, *, token: bool = False, **settings: Any) -> Iterator[TestClient]:
+def client_of(model: OpenedModel, *, token: bool = False, **settings: Any) -> Iterator[TestClient]:
     """Serve a model to a client of this process."""
     shown = None
     if token:
@@ -402,7 +402,7 @@ def test_who_waits_together_is_asked_for_together(plain: Path, tmp_path: Path) -
         assert shares[0] == pytest.approx(shares[1], abs=1e-5)
 
 
-def lost(model: Opened, after: int) -> Opened:
+def lost(model: OpenedModel, after: int) -> OpenedModel:
     """Return a model whose first session loses a party at a request."""
     sessions = iter(range(100))
 

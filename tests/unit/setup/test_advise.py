@@ -13,7 +13,7 @@ import tomli_w
 from helpers.command_line import securevfl
 
 from securevfl.config.reading import read_federation
-from securevfl.lab.advice import Advice, Outcome, Rehearsed, outcome_of
+from securevfl.lab.advice import Advice, Outcome, RehearsalResult, outcome_of
 
 Capture = pytest.CaptureFixture[str]
 
@@ -204,7 +204,7 @@ def test_it_ends_with_one_answer(
     """At the epsilon that the file promises, where that was rehearsed."""
     path = federation(tmp_path)
     played = [
-        Rehearsed(
+        RehearsalResult(
             epsilon=epsilon,
             metric="accuracy",
             alone=0.7,

@@ -1,0 +1,250 @@
+"""Check of one party's table: the features that it becomes, and all its problems."""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from securevfl.config.federation import FederationConfig, key_spec
+from securevfl.config.sections import PartySettings
+from securevfl.core import checks
+from securevfl.core.errors import ConfigError, DataError, SecureVflError
+from securevfl.data.party_tables import ColumnRoles, fit_table
+from securevfl.data.scaling import Bounds, feature_scaler
+from securevfl.data.schema import TableSchema
+from securevfl.data.sources.read import ignore_note, read_frame
+from securevfl.data.sources.settings import Wanted
+from securevfl.data.sources.source_files import query_behind
+from securevfl.data.tables import KeyTable, PartyTable
+from securevfl.federation.encoder_fitting import build_encoder
+from securevfl.linkage.stage.party_keys import keys_of, keys_of_frame
+from securevfl.runtime.run_tables import column_settings, table_warnings
+
+
+@dataclass(kw_only=True)
+class PartyCheck:
+    """Check of one party's table."""
+
+    party: PartySettings
+    rows: int | None = None
+    """Number of rows; None if the table can't be read."""
+
+    features: dict[str, str] = field(default_factory=dict)
+    """Kind and encoding of each column that becomes features."""
+
+    unusable: list[str] = field(default_factory=list)
+    """Feature columns with problems."""
+
+    num_features: int | None = None
+    """Number of features after encoding; None if a column can't be encoded."""
+
+    dropped: dict[str, str] = field(default_factory=dict)
+    """Reason for each column that is no feature."""
+
+    problems: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    table: PartyTable | None = None
+    """The table; None if there is a problem."""
+
+    keys: KeyTable | None = None
+    """Keys for linkage; None if there is a problem."""
+
+
+def check_party(
+    party: PartySettings,
+    config: FederationConfig | None,
+    data_root: Path,
+    show: Callable[[str], None] = ignore_note,
+) -> PartyCheck:
+    """Check one party's table.
+
+    Args:
+        party: The party.
+        config: The federation; None if it can't be read as a whole, so that only the named columns
+            are checked.
+        data_root: Folder at which relative paths start.
+        show: Receives a database's query before it is run.
+
+    Reveals:
+        Nothing leaves the process; problems may quote a cell of the table, for its owner.
+    """
+    party_check = PartyCheck(party=party)
+    path = data_root / party.data
+    where = f"table {path} of {party.name!r}"
+    kinds = {} if config is None else key_spec(config).kinds
+    texts = [own for own, kind in zip(party.key, kinds.values(), strict=False) if kind == "text"]
+    if (query := query_behind(path)) is not None:
+        show(f"{party.name}: {path} runs the query {' '.join(query.split())}")
+    try:
+        frame = read_frame(
+            path,
+            where=where,
+            reading=party.reading,
+            wanted=Wanted(
+                as_text=texts,
+                words=party.categories or {},
+                expected=[*party.key, *([] if party.label is None else [party.label])],
+            ),
+            notice=party_check.warnings.append,
+        )
+    except DataError as error:
+        party_check.problems.append(
+            f"{error}; correct party.data, or check one party alone by --name"
+        )
+        return party_check
+    party_check.rows = len(frame)
+    _require_names(party_check, [str(column) for column in frame.columns], where=where)
+    if config is not None:
+        _look(party_check, frame, config, where=where)
+    return party_check
+
+
+def _require_names(party_check: PartyCheck, names: Sequence[str], *, where: str) -> None:
+    """Note every column that the federation file names and the table lacks."""
+    party = party_check.party
+    bounds = list(party.bounds) if isinstance(party.bounds, dict) else []
+    named = {
+        "key": party.key,
+        "label": (party.label,) if party.label is not None else (),
+        "exclude": party.exclude,
+        "categories": tuple(party.categories or ()),
+        "missing_columns": party.missing_columns,
+        # A bound may be that of one feature of several that a column becomes.
+        "bounds": tuple(name for name in bounds if not _feature_of(name, names)),
+    }
+    for setting, columns in named.items():
+        for column in columns:
+            if column not in names:
+                party_check.problems.append(
+                    f"{where}: party.{setting}: names {column!r}, and there is no such column; "
+                    f"{_nearest(column, names)}"
+                )
+
+
+def _feature_of(name: str, columns: Collection[str]) -> bool:
+    return any(
+        name == column or name.startswith((f"{column}=", f"{column} ")) for column in columns
+    )
+
+
+def _nearest(name: str, names: Sequence[str]) -> str:
+    return checks.did_you_mean(name, names).removeprefix("; ") or "correct it, or leave it out"
+
+
+def _look(
+    party_check: PartyCheck, frame: pd.DataFrame, config: FederationConfig, *, where: str
+) -> None:
+    party, names = party_check.party, set(map(str, frame.columns))
+    numeric = key_spec(config).are_numbers
+    truth = config.linkage.truth
+    if truth is not None and truth not in names:
+        party_check.problems.append(
+            f"{where}: linkage.truth: names {truth!r}, and there is no such column; correct it, or "
+            f"leave it out"
+        )
+        truth = None
+    named = [*party.key, *([party.label] if party.label else [])]
+    for column in named:
+        party_check.dropped[column] = "the label" if column == party.label else "a key"
+    if truth is not None:
+        party_check.dropped[truth] = "the truth of linkage"
+    party_check.dropped |= dict.fromkeys(party.exclude, "excluded")
+    keys = [key for key in party.key if key in names]
+    exclude = [column for column in party.exclude if column in names]
+    roles = ColumnRoles(
+        key=keys if numeric else (),
+        task=config.federation.task,
+        label=party.label if party.label in names else None,
+        positive=party.positive,
+        exclude=exclude if numeric else [*exclude, *keys],
+        truth=truth,
+        keys_are_inputs=config.source["model"].get("keys_as_features") is True,
+    )
+    settings = column_settings(config, party)
+    fitted = fit_table(frame, roles, settings, name=party.name, where=where)
+    # What is not there was noted before, all of it.
+    party_check.problems += [text for text in fitted.problems if "has no column" not in text]
+    link_columns = None
+    if len(keys) == len(party.key) and not numeric:
+        try:
+            link_columns = keys_of_frame(
+                key_spec(config),
+                frame,
+                name=party.name,
+                columns=party.key,
+                truth=truth,
+                where=where,
+            )
+        except SecureVflError as error:
+            party_check.problems.append(str(error))
+    if fitted.schema is None or fitted.features is None:
+        return
+    for column in roles.row_numbers_of(frame):
+        party_check.dropped[column] = "a row number without a name"
+    _take(party_check, config, fitted.schema, fitted.features, where=where)
+    party_check.unusable = [
+        column for column in fitted.chosen if column not in party_check.features
+    ]
+    if not fitted.unfit:
+        party_check.num_features = fitted.features.shape[1]
+    if not party_check.problems and fitted.table is not None:
+        party_check.table = replace(fitted.table, link_columns=link_columns)
+        party_check.warnings += table_warnings(config, party, fitted.table)
+        party_check.keys = keys_of(key_spec(config), party_check.table)
+
+
+def _take(
+    party_check: PartyCheck,
+    config: FederationConfig,
+    schema: TableSchema,
+    features: np.ndarray,
+    *,
+    where: str,
+) -> None:
+    """Note the features of the readable columns, and conflicts with the rest of the file."""
+    party = party_check.party
+    columns = [column.name for column in schema.columns]
+    party_check.features = {
+        name: line.removeprefix(f"{name}: ")
+        for name, line in zip(columns, schema.describe(), strict=True)
+    }
+    if party.role == "secondary":
+        if config.features_are_declared:
+            party_check.problems += [
+                f"{where}: column {dependence.column!r}: {dependence.what} depends on the records, "
+                f"so epsilon would not hold; declare {dependence.declare}, or exclude the column"
+                for dependence in schema.data_dependent
+            ]
+        if len(features) < config.model.neighbours:
+            party_check.problems.append(
+                f"{where}: has {len(features)} records, fewer than model.neighbours = "
+                f"{config.model.neighbours}; lower model.neighbours"
+            )
+        if config.encoder is not None:
+            try:
+                build_encoder(config, config.encoder, party, num_features=features.shape[1])
+            except DataError as error:
+                party_check.problems.append(str(error))
+    party_check.problems += _scaling_problems(party, schema, features, where=where)
+
+
+def _scaling_problems(
+    party: PartySettings, schema: TableSchema, features: np.ndarray, *, where: str
+) -> list[str]:
+    bounds: Bounds | None = party.bounds
+    problems = []
+    if bounds is not None:
+        try:
+            bounds = schema.feature_bounds(bounds)
+        except ConfigError as error:
+            return [f"{where}: {error}"]
+    for place, name in enumerate(schema.feature_names):
+        try:
+            feature_scaler(
+                features[:, place : place + 1], [name], scaling=party.scaling, bounds=bounds
+            )
+        except (ConfigError, DataError) as error:
+            problems.append(f"{where}: party.{error}")
+    return problems
