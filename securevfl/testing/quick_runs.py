@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, TypedDict, Unpack
+from typing import Any, Final, Literal, TypedDict, Unpack
 
 from securevfl.config.federation import FederationConfig
 from securevfl.core.errors import ConfigError
@@ -66,18 +66,21 @@ def run_in_process(
     out: str | Path | None = None,
     *,
     resume: bool = False,
+    with_placebo: bool | Literal["joint"] = False,
     pretrain_only: bool = False,
     **options: Unpack[QuickRunOptions],
 ) -> RunResult:
     """Run a federation in this process: :func:`securevfl.simulate` without local baseline.
 
-    Nothing is shown, and there is no placebo of permuted rows.
+    Nothing is shown.
 
     Args:
         federation: Path of the federation file, or what :func:`securevfl.read_federation` returned.
         out: Run folder; default: a temporary folder, removed when the result is no longer referred
             to.
         resume: Continue from the last epoch that was saved in ``out``.
+        with_placebo: Whether to train once more with partners' rows permuted; ``"joint"``: only
+            where the joint model answers.
         pretrain_only: End when pretraining is done.
         **options: Those of :class:`QuickRunOptions`.
 
@@ -97,6 +100,7 @@ def run_in_process(
             tables,
             replace(run_options, resume=resume),
             with_alone=options.get("with_alone", False),
+            with_placebo=with_placebo,
             pretrain_only=pretrain_only,
         )
         return _with_place(result, place)

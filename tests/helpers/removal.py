@@ -24,9 +24,8 @@ import torch
 from helpers.fixed_entropy import fixed_entropy
 from torch import Tensor
 
+from securevfl import SecureVflError, read_federation
 from securevfl.config.federation import FederationConfig, link_spec
-from securevfl.config.reading import read_federation
-from securevfl.core.errors import SecureVflError
 from securevfl.core.progress import ProgressEvent, RoundDone, unheard
 from securevfl.data.rows import RowSplit
 from securevfl.data.tables import PartyTable
@@ -49,11 +48,9 @@ from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.mpc.codec import decode_sum
 from securevfl.runtime import predicting, simulation, trained_run
-from securevfl.runtime.run_options import RunOptions
-from securevfl.runtime.run_tables import read_tables
-from securevfl.runtime.simulation import simulate_federation
 from securevfl.stages.assist import assisted_boosting
 from securevfl.stages.class_means import class_labels
+from securevfl.testing import read_tables, run_in_process
 from securevfl.transport.message import failure_kind, public_reason
 
 
@@ -585,8 +582,7 @@ def whole_run(
             if cut_off is not None:
                 _cut_off(config, tables, folder, rounds=cut_off)
                 listener.hear("cut off")
-            options = RunOptions(run_folder=folder, resume=cut_off is not None)
-            _play(listener, config, tables, options, requests)
+            _play(listener, config, tables, folder, requests, resume=cut_off is not None)
         except SecureVflError as error:
             listener.hear("end", failure_kind(error), public_reason(error), error.exit_code)
     return listener.heard
@@ -608,8 +604,7 @@ def _cut_off(
             raise CutOffError
 
     with suppress(CutOffError):
-        options = RunOptions(run_folder=folder, observe=observe)
-        simulate_federation(config, tables, options, with_alone=False)
+        run_in_process(config, folder, tables=tables, observe=observe)
         raise AssertionError("the run has fewer rounds")
 
 
@@ -617,16 +612,17 @@ def _play(
     listener: Listener,
     config: FederationConfig,
     tables: Mapping[str, PartyTable],
-    options: RunOptions,
+    folder: Path,
     requests: Sequence[Sequence[int]],
+    *,
+    resume: bool,
 ) -> None:
-    result = simulate_federation(config, tables, options, with_alone=False)
+    result = run_in_process(config, folder, tables=tables, resume=resume)
     timed = {"seconds"}
     listener.hear(
         "history", [{k: v for k, v in one.items() if k not in timed} for one in result.history]
     )
-    assert options.run_folder is not None, "given above"
-    run = trained_run.TrainedRun(config=config, place=options.run_folder, tables=tables)
+    run = trained_run.TrainedRun(config=config, place=folder, tables=tables)
     for rows in requests:
         new = tables[config.primary.name].take(np.array(rows))
         with run.session(unheard) as session:

@@ -16,11 +16,11 @@ from helpers.discrete_gaussian import (
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
+from securevfl.dp import Privacy
 from securevfl.dp.accountant import noise_multiplier_for, pld_epsilon, rdp_epsilon, renyi_divergence
 from securevfl.dp.budget import Budget
 from securevfl.dp.events import EntitySampledRelease, Neighbouring, SampledRelease, Unit
 from securevfl.dp.gaussian import gaussian_delta, gaussian_epsilon, gaussian_noise_multiplier
-from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.dp.sensitivity import (
     expected_recoveries,

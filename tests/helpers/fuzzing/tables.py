@@ -21,12 +21,11 @@ from helpers.fuzzing.files import folder, moded
 from helpers.fuzzing.mutation import altered_tree, as_json, havoc
 from helpers.fuzzing.target import Broken, Target, require_one_line
 
-from securevfl.core.errors import SecureVflError
+from securevfl import Predictions, SecureVflError
 from securevfl.data.scaling import ColumnSettings
 from securevfl.data.schema import KeyColumn, TableSchema
 from securevfl.data.sources.read import read_frame
 from securevfl.federation.run_plan import PredictionBudget
-from securevfl.runtime.predictions import Predictions
 from securevfl.serving.api import Served, make_app
 from securevfl.serving.asking import Asker
 from securevfl.serving.guard import Guard, Rate

@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.federations import write_federation
 
-from securevfl.config.reading import read_federation
+from securevfl import read_federation
 from securevfl.core.errors import ConfigError
 from securevfl.lab.comparison import Comparison, compare_methods
 from securevfl.lab.engine import Place, RunObservers
 from securevfl.lab.on_ray import RayEngine
 from securevfl.lab.one_run import LeftOut, Recipe, Run, RunFailure, Task
 from securevfl.lab.study import StudyOptions, TableStore
+from securevfl.testing import write_federation
 
 cluster_utils = pytest.importorskip(
     "ray.cluster_utils", reason="securevfl[ray] is not installed", exc_type=ImportError

@@ -11,10 +11,11 @@ import pandas as pd
 import pytest
 import torch
 from helpers.command_line import Ended, securevfl
-from helpers.federations import FROZEN, save, write_federation
+from helpers.federations import FROZEN
 from helpers.patience import PATIENCE_S
 
-from securevfl.config.reading import read_federation
+from securevfl import read_federation
+from securevfl.testing import save_federation, write_federation
 
 Capture = pytest.CaptureFixture[str]
 
@@ -53,7 +54,7 @@ def with_bounds(path: Path) -> Path:
     source = source_of(path)
     for party in source["party"][1:]:
         party |= {"scaling": "bounds", "bounds": [-4.0, 4.0]}
-    return save(path.parent, source)
+    return save_federation(path.parent, source)
 
 
 TABLES = {
@@ -364,7 +365,7 @@ def test_federation_file_is_refused(case: str, tmp_path: Path, capfd: Capture) -
     path = write_federation(tmp_path, rows=60)
     source = source_of(path)
     change(source)
-    save(tmp_path, source)
+    save_federation(tmp_path, source)
     ended = simulated(capfd, path)
     assert ended.code == 2
     assert ended.out == ""
@@ -571,7 +572,7 @@ def test_address_that_is_not_this_machines(tmp_path: Path, capfd: Capture) -> No
     path = write_federation(tmp_path, rows=60)
     source = source_of(path)
     source["party"][0]["address"] = "192.0.2.1:0"  # reserved for documentation (RFC 5737)
-    save(tmp_path, source)
+    save_federation(tmp_path, source)
     ended = securevfl(capfd, "train", path, "--out", tmp_path / "run")
     assert ended.code == 2
     assert "192.0.2.1" in ended.complaint
@@ -656,7 +657,7 @@ def test_a_source_that_cannot_be_read_gets_one_line(
     path = write_federation(tmp_path, **SMALL)
     source = tomllib.loads(path.read_text())
     source["party"][1] |= changes
-    save(tmp_path, source)
+    save_federation(tmp_path, source)
     ended = securevfl(capfd, "simulate", path, "--out", tmp_path / "run")
     assert ended.code == 2
     assert message in ended.complaint

@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.command_line import securevfl
-from helpers.federations import write_federation
 
+from securevfl.dp import Privacy
 from securevfl.dp.labels import LabelRelease
-from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.ledger.book import ProgramUse
 from securevfl.ledger.ledger import Ledger, LedgerFile, ledger_of_table
 from securevfl.stages.class_means.class_labels import charge_labels
+from securevfl.testing import write_federation
 
 Capture = pytest.CaptureFixture[str]
 

@@ -10,13 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.command_line import securevfl
-from helpers.federations import write_federation
 from opentelemetry._logs import set_logger_provider
 from opentelemetry.sdk._logs import LoggerProvider
 from opentelemetry.sdk._logs.export import InMemoryLogRecordExporter, SimpleLogRecordProcessor
 
+from securevfl import SecureVflError
 from securevfl.core import logs, progress
-from securevfl.core.errors import DataError, SecureVflError
+from securevfl.core.errors import DataError
+from securevfl.testing import write_federation
 
 
 @pytest.fixture(autouse=True)

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers.federations import FROZEN, write_federation
+from helpers.federations import FROZEN
 
-from securevfl.config.reading import read_federation
+from securevfl import read_federation
 from securevfl.core.errors import PrivacyError
 from securevfl.federation.checkpoint import StateFolder
 from securevfl.federation.rounds.release import CachedRelease
@@ -15,6 +15,7 @@ from securevfl.federation.run_plan import ROUNDS_AHEAD, RunFacts, plan_run
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.sampling import FixedLinks
+from securevfl.testing import write_federation
 
 RUN = "1" * 32
 FIRST, SECOND = np.arange(32), np.arange(32, 60)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.data.tables import KeyTable
-from securevfl.dp.privacy import Privacy
+from securevfl.dp import Privacy
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.federation.rounds.release import CountedRelease
 from securevfl.ledger.chain import ChainedFile

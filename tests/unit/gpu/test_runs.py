@@ -8,11 +8,10 @@ import pandas as pd
 import pytest
 import torch
 from helpers.assisted import LINEAR
-from helpers.federations import write_federation
 from helpers.labelled_cuda import device_of, labelled_cuda, operations
 from helpers.labelled_runs import RUNS, run, write
 
-from securevfl.config.reading import read_federation
+from securevfl import read_federation
 from securevfl.core.progress import ProgressEvent, RoundDone
 from securevfl.federation.rounds.primary import Primary
 from securevfl.lab.comparison import Comparison, compare_methods
@@ -24,6 +23,7 @@ from securevfl.models.fedhssl.augment import (
     CategoricalColumn,
     CorruptedFeatures,
 )
+from securevfl.testing import write_federation
 
 
 @pytest.mark.parametrize("name", RUNS)

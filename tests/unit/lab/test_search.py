@@ -6,10 +6,9 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from helpers.federations import write_federation
 
-from securevfl.config.reading import read_federation
-from securevfl.core.errors import ConfigError, SecureVflError
+from securevfl import SecureVflError, read_federation
+from securevfl.core.errors import ConfigError
 from securevfl.core.progress import EpochDone
 from securevfl.lab.entry_points import sweep_and_write
 from securevfl.lab.one_run import LeftOut, Run
@@ -18,6 +17,7 @@ from securevfl.lab.study import StudyOptions
 from securevfl.lab.study_plots import search_plot
 from securevfl.lab.sweep import Sweep
 from securevfl.lab.sweep_settings import parse_setting
+from securevfl.testing import write_federation
 
 pytest.importorskip("optuna", reason="securevfl[search] is not installed")
 

@@ -1,7 +1,6 @@
 """A frozen run that is cut within its releases goes on by row: no row leaves anybody twice."""
 
 import json
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,18 +9,16 @@ import numpy as np
 import pytest
 import torch
 from helpers.damage import damage
-from helpers.federations import FROZEN, save, write_federation
+from helpers.federations import FROZEN
 
-from securevfl.config.reading import read_federation
+from securevfl import RunResult
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.core.progress import ProgressEvent, RowsReleased, unheard
 from securevfl.federation.checkpoint import read_state
 from securevfl.federation.rounds.exchanges import CachedRows
 from securevfl.federation.rounds.release import CachedRelease
 from securevfl.federation.run_plan import ROUNDS_AHEAD
-from securevfl.runtime.run_options import RunOptions
-from securevfl.runtime.run_tables import read_tables
-from securevfl.runtime.simulation import RunResult, simulate_federation
+from securevfl.testing import run_in_process, write_federation
 
 ROWS, BATCH, ROUNDS = 60, 16, 4
 PARTIES = ("agency", "bank-1", "bank-2")
@@ -34,7 +31,7 @@ class PowerCutError(Exception):
 
 
 def federation(folder: Path, *, noise: bool, **sections: Any) -> Path:
-    path = write_federation(
+    return write_federation(
         folder,
         rows=ROWS,
         **{
@@ -44,21 +41,12 @@ def federation(folder: Path, *, noise: bool, **sections: Any) -> Path:
             "privacy": NOISY if noise else PLAIN,
             **sections,
         },
+        of_secondaries={"scaling": "bounds", "bounds": [-4.0, 4.0]},
     )
-    source = tomllib.loads(path.read_text())
-    for party in source["party"][1:]:
-        party |= {"scaling": "bounds", "bounds": [-4.0, 4.0]}
-    return save(folder, source)
 
 
 def run(path: Path, out: Path, *, resume: bool = False, observe=unheard) -> RunResult:
-    config = read_federation(path)
-    return simulate_federation(
-        config,
-        read_tables(config, path.parent),
-        RunOptions(run_folder=out, resume=resume, observe=observe),
-        with_alone=False,
-    )
+    return run_in_process(path, out, resume=resume, observe=observe)
 
 
 def released(out: Path) -> torch.Tensor:

@@ -9,15 +9,12 @@ import numpy as np
 import pandas as pd
 import pytest
 from helpers.command_line import securevfl
-from helpers.federations import write_federation
 
-from securevfl.config.reading import read_federation
+from securevfl import RunResult, read_federation
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.formatting import format_figure
 from securevfl.federation.run_plan import run_facts
-from securevfl.runtime.run_options import RunOptions
-from securevfl.runtime.run_tables import read_tables
-from securevfl.runtime.simulation import RunResult, simulate_federation
+from securevfl.testing import read_tables, run_in_process, write_federation
 
 Capture = pytest.CaptureFixture[str]
 BINARY = ("auc", "accuracy", "f1", "log_loss", "balanced_accuracy", "brier", "ece")
@@ -34,9 +31,7 @@ def binary(folder: Path, *, share: float, rows: int = 240, **sections: Any) -> P
 
 
 def run(path: Path, out: Path, **options: Any) -> RunResult:
-    config = read_federation(path)
-    tables = read_tables(config, path.parent)
-    return simulate_federation(config, tables, RunOptions(run_folder=out), **options)
+    return run_in_process(path, out, **{"with_alone": True, **options})
 
 
 def test_all_of_them_are_in_files_and_on_the_screen(tmp_path: Path, capfd: Capture) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from securevfl import RunResult
 from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import parse_federation
 from securevfl.core.conventions import stream
@@ -16,7 +17,8 @@ from securevfl.data.tables import PartyTable
 from securevfl.federation.rounds.primary import Primary
 from securevfl.runtime.primary_run import OwnModels
 from securevfl.runtime.run_options import RunOptions
-from securevfl.runtime.simulation import RunResult, simulate_federation
+from securevfl.runtime.simulation import simulate_federation
+from securevfl.testing import run_in_process
 
 SCRIPT = Path(__file__).parents[3] / "benchmarks" / "null_partners.py"
 NULL = runpy.run_path(str(SCRIPT))
@@ -34,7 +36,7 @@ def federation(
 def simulated(
     config: FederationConfig, tables: dict[str, PartyTable], out: Path, **options: Any
 ) -> RunResult:
-    return simulate_federation(config, tables, RunOptions(run_folder=out), **options)
+    return run_in_process(config, out, tables=tables, **{"with_alone": True, **options})
 
 
 def test_a_network_that_gains_without_partners_does_not_answer(
@@ -101,7 +103,9 @@ def test_a_base_of_other_rows_is_not_taken(tmp_path: Path) -> None:
     other = replace(config, federation=replace(config.federation, seed=9))
     fitted = simulated(other, tables, tmp_path / "other").base
     own = simulated(config, tables, tmp_path / "own")
-    again = simulated(config, tables, tmp_path / "again", own=OwnModels(fitted=fitted))
+    again = simulate_federation(
+        config, tables, RunOptions(run_folder=tmp_path / "again"), own=OwnModels(fitted=fitted)
+    )
 
     assert again.base is not None
     assert own.base is not None

@@ -6,22 +6,19 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.federations import FROZEN, write_federation
+from helpers.federations import FROZEN
 
-from securevfl.config.reading import read_federation
+from securevfl import RunResult
 from securevfl.core.errors import ConfigError
 from securevfl.core.progress import Warned
 from securevfl.federation.checkpoint import read_state, write_state
-from securevfl.runtime.run_options import RunOptions
-from securevfl.runtime.run_tables import read_tables
-from securevfl.runtime.simulation import RunResult, simulate_federation
+from securevfl.testing import run_in_process, write_federation
 
 
 def simulated(folder: Path, *, mib: float | None, said: list[Any], **sections: Any) -> RunResult:
-    config = read_federation(write_federation(folder, **sections))
-    tables = read_tables(config, folder)
-    options = RunOptions(run_folder=folder / "run", record_mib=mib, observe=said.append)
-    return simulate_federation(config, tables, options, with_alone=False)
+    return run_in_process(
+        write_federation(folder, **sections), folder / "run", record_mib=mib, observe=said.append
+    )
 
 
 def view(folder: Path, party: str) -> dict[str, Any]:
@@ -73,31 +70,27 @@ def test_a_full_record_takes_no_more_and_says_so(tmp_path: Path) -> None:
     assert record.stat().st_size < 4 * 0.02 * 2**20
     assert any("takes no more" in one.text for one in said if isinstance(one, Warned))
     with pytest.raises(ConfigError, match="record_views"):
-        RunOptions(run_folder=tmp_path, record_mib=0)
+        run_in_process(write_federation(tmp_path), record_mib=0)
 
 
 def test_a_resumed_run_goes_on_in_its_record_and_in_no_other(tmp_path: Path) -> None:
     first = simulated(tmp_path, mib=16, said=[], training={"epochs": 1, "patience": 5})
     assert first.metrics["epochs"] == 1
     before = len(view(tmp_path, "agency")["lines"])
-    config = read_federation(write_federation(tmp_path, training={"epochs": 1, "patience": 5}))
-    options = RunOptions(run_folder=tmp_path / "run", record_mib=16, resume=True)
-    tables = read_tables(config, tmp_path)
-    simulate_federation(config, tables, options, with_alone=False)
+    path = write_federation(tmp_path, training={"epochs": 1, "patience": 5})
+    run_in_process(path, tmp_path / "run", record_mib=16, resume=True)
     assert len(view(tmp_path, "agency")["lines"]) > before
-    path = tmp_path / "run" / "parties" / "agency" / "view.pt"
-    write_state(path, {**read_state(path), "run": "another"})
+    view_path = tmp_path / "run" / "parties" / "agency" / "view.pt"
+    write_state(view_path, {**read_state(view_path), "run": "another"})
     with pytest.raises(ConfigError, match="of another run"):
-        simulate_federation(config, tables, options, with_alone=False)
+        run_in_process(path, tmp_path / "run", record_mib=16, resume=True)
 
 
 def test_a_frozen_run_records_one_average_a_row(tmp_path: Path) -> None:
     path = write_federation(tmp_path, privacy=FROZEN, training={"epochs": 2})
     text = path.read_text().replace("[[party]]", '[[party]]\nscaling = "bounds"\nbounds = [-4, 4]')
     path.write_text(text)
-    config = read_federation(path)
-    options = RunOptions(run_folder=tmp_path / "run", record_mib=16)
-    simulate_federation(config, read_tables(config, tmp_path), options, with_alone=False)
+    run_in_process(path, tmp_path / "run", record_mib=16)
     rows = torch.cat([one["rows"] for one in view(tmp_path, "agency")["lines"]])
     assert rows.tolist() == list(range(240))
     assert view(tmp_path, "bank-1")["held"]["terms"].shape[0] == 240
