@@ -22,6 +22,8 @@ Capture = pytest.CaptureFixture[str]
 REGRESSION = {"task": "regression"}
 NOISED = {"noise_multiplier": 1.0, "delta": 1e-4, "encoder": "trained"}
 SMALL = {"rows": 60, "training": {"epochs": 1, "batch_size": 32}}
+QUICK = {**SMALL, "model": {"family": "top1sim"}, "base": {"estimator": "linear"}}
+"""Of a run that ends well: its report draws few pictures, and one model is fitted alone."""
 
 
 def edit(folder: Path, party: str, change) -> None:
@@ -472,7 +474,7 @@ def warnings_of(setting: str, ended: Ended) -> list[str]:
 def test_delta_at_one_over_the_records_warns(tmp_path: Path, capfd: Capture) -> None:
     """Delta of 1/n warns of every secondary with n records, and the run goes on."""
     table = {**NOISED, "delta": 1 / 60}
-    path = write_federation(tmp_path, privacy=table, **SMALL)
+    path = write_federation(tmp_path, privacy=table, **QUICK)
     edit(tmp_path, "bank-2", first(59))
     ended = simulated(capfd, path)
     assert ended.code == 0
@@ -483,7 +485,7 @@ def test_delta_at_one_over_the_records_warns(tmp_path: Path, capfd: Capture) -> 
 
 def test_smaller_delta_does_not_warn(tmp_path: Path, capfd: Capture) -> None:
     """The control: below 1/n of every table there is nothing to warn of."""
-    path = write_federation(tmp_path, privacy={**NOISED, "delta": 1 / 61}, **SMALL)
+    path = write_federation(tmp_path, privacy={**NOISED, "delta": 1 / 61}, **QUICK)
     ended = simulated(capfd, path)
     assert ended.code == 0
     assert warnings_of("privacy.delta", ended) == []
@@ -530,10 +532,10 @@ def test_resume_of_nothing(command: str, tmp_path: Path, capfd: Capture) -> None
 
 def test_fresh_run_in_a_used_folder(tmp_path: Path, capfd: Capture) -> None:
     """A run folder is used once: its federation file and figures stay as they are."""
-    path = write_federation(tmp_path, **SMALL)
+    path = write_federation(tmp_path, **QUICK)
     assert simulated(capfd, path).code == 0
     files = {name: (tmp_path / "run" / name).read_bytes() for name in RUN_FILES}
-    write_federation(tmp_path, rows=60, training={"epochs": 2, "batch_size": 32})
+    write_federation(tmp_path, **{**QUICK, "training": {"epochs": 2, "batch_size": 32}})
     ended = simulated(capfd, path)
     assert ended.code == 2
     assert "holds a run already" in ended.complaint
@@ -549,7 +551,7 @@ RUN_FILES = ("metrics.json", "history.csv", "federation.toml", "parties/bank-1/l
 
 def test_folder_of_a_run_that_released_nothing(tmp_path: Path, capfd: Capture) -> None:
     """After a mistake that was found in time, the same command works in the same folder."""
-    path = write_federation(tmp_path, **SMALL)
+    path = write_federation(tmp_path, **QUICK)
     frame = pd.read_csv(tmp_path / "bank-2.csv")
     edit(tmp_path, "bank-2", first(3))
     assert simulated(capfd, path).code == 2
@@ -666,7 +668,7 @@ def test_a_source_that_cannot_be_read_gets_one_line(
 
 def test_what_was_recognised_is_said_in_a_run(tmp_path: Path, capfd: Capture) -> None:
     """A secondary's file with semicolons and decimal commas trains, and its reading is printed."""
-    path = write_federation(tmp_path, **SMALL)
+    path = write_federation(tmp_path, **QUICK)
     table = next(tmp_path.glob(tomllib.loads(path.read_text())["party"][1]["data"]))
     pd.read_csv(table).to_csv(table, index=False, sep=";", decimal=",")
     ended = securevfl(capfd, "simulate", path, "--out", tmp_path / "run")

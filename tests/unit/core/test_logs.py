@@ -67,7 +67,13 @@ def test_data_is_no_figure(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_command_writes_json_lines(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """From its start to its end, each line for itself; a refusal has its class and exit code."""
-    fed = write_federation(tmp_path, rows=60, training={"epochs": 1, "batch_size": 16})
+    fed = write_federation(
+        tmp_path,
+        rows=60,
+        model={"family": "top1sim"},
+        base={"estimator": "linear"},
+        training={"epochs": 1, "batch_size": 16},
+    )
     path = tmp_path / "log.jsonl"
     root = ("--data-root", tmp_path)
     ended = securevfl(capfd, "--log-json", path, "simulate", fed, "--out", tmp_path / "run", *root)
