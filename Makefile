@@ -29,8 +29,8 @@ test: install      ## every test but the slow ones; about 8 minutes on two cores
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # Types of calls are left to mypy and to `make test`, where checking them costs as much as a test.
-test-fast: install ## unit and property tests, without types of calls checked; minutes
-	$(BIN)/python -m pytest tests/unit tests/property -n 2 --dist loadfile --jaxtyping-packages= \
+test-fast: install ## unit and property tests, those of stages too, without types of calls checked; minutes
+	$(BIN)/python -m pytest tests/unit tests/property tests/stages -n 2 --dist loadfile --jaxtyping-packages= \
 		-m 'not bench and not slow and not multiprocess'
 
 test-all: install  ## the slow tests too
@@ -83,8 +83,8 @@ sbom: $(VENV)/.release-installed ## list what an image holds as CycloneDX, in sb
 		--output-file sbom.json packaging/requirements.txt
 
 bench-gpu: install ## time, utilisation and memory of whole runs on a GPU; needs SECUREVFL_DATA
-	$(BIN)/python benchmarks/gpu.py
-	$(BIN)/python benchmarks/attention.py --device cuda
+	$(BIN)/python research/gpu/gpu.py
+	$(BIN)/python research/fet/attention.py --device cuda
 
 check-vectors: install ## run a file of accounting reference cases: make check-vectors FILE=path
 	PYTHONPATH=tests $(BIN)/python -m helpers.check_vectors $(FILE)
@@ -110,8 +110,8 @@ CYCLES ?= 200
 chaos: install     ## kill parties of CYCLES=200 small runs at random, SEED=1, and see that nothing is lost
 	nice -n 10 $(BIN)/python tools/chaos.py --cycles $(CYCLES) --seed $(SEED)
 
-faults: install    ## every fault on every party in every phase of small runs; writes the table of notebook/faults.md
-	nice -n 10 $(BIN)/python tools/faults.py --page notebook/faults.md
+faults: install    ## every fault on every party in every phase of small runs; writes its page in research/
+	nice -n 10 $(BIN)/python tools/faults.py --page research/faults/README.md
 
 PARTIES ?= 4
 MINUTES ?= 2

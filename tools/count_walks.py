@@ -1,6 +1,9 @@
-"""Count the files and functions that the longest walks through the package pass: ``--json`` too.
+"""Count what the longest walks through the package pass, and how deep a round is: ``--json`` too.
 
     python tools/count_walks.py
+
+A small federation is simulated, and the package's frames on the stack are counted where a bottom
+model computes for the first time, and where a secondary learns for the first time.
 
 A federation of one primary and two secondaries is trained between processes. Each process notes
 every function of the package that is entered, and by whom, while a function that opens a walk is
@@ -15,11 +18,15 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any, Final
 
 import numpy as np
+import pandas as pd
+
+import securevfl as sv
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 WALKS: Final = {
@@ -28,21 +35,27 @@ WALKS: Final = {
     ),
     "a representation, from bottom model to top model": (
         "SecondaryTransport.receive", "HandlerTable.read", "CrypTenSumTo.bind",
-        "Secondary.hear_round", "Secondary.hear_gradient", "Exchange.release",
+        "Secondary.hear_round", "Secondary.hear_gradient", "RoundExchange.release",
     ),
     "linking, at the primary": ("link_as_primary",),
     "linking, at a secondary": ("link_as_secondary",),
     "the budget, from the file to the first line of the ledger": (
-        "plan_run", "PartyFiles.open_ledger", "SecondaryRelease._charge",
+        "plan_run", "PartyFiles.open_ledger", "SecondaryRelease.release",
     ),
     "the figures, from the end of training to the report": (
-        "PrimaryRun.finish", "write_figures", "write_report",
+        "measure_run", "write_figures", "write_report",
     ),
 }  # fmt: skip
 """Each walk by the functions that open its parts, in one process or in several."""
 
 BESIDE: Final = ("train_alone",)
 """What runs within a walk and is none of it."""
+
+DEPTHS: Final = {
+    "forward: sv.simulate to a bottom model": ("FeTBottom.forward", "FeTBottom.of_distinct"),
+    "gradient: sv.simulate to a secondary's learning": ("Secondary.learn",),
+}
+"""Each depth of a round by the functions that end it."""
 
 CALIBRATION: Final = "ReleasePlan.noise_share_std"
 
@@ -147,13 +160,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true", help="write JSON, with every function")
     arguments = parser.parse_args()
+    depths = {name: stack_at(ends) for name, ends in DEPTHS.items()}
     with tempfile.TemporaryDirectory() as place:
         processes = notes_of_a_run(Path(place))
     walks = {walk: passed(processes, openers) for walk, openers in WALKS.items()}
     calibrations = sorted(process["calls"].get(CALIBRATION, 0) for process in processes)
     if arguments.json:
-        sys.stdout.write(json.dumps({"walks": walks, "calibrations": calibrations}, indent=2))
+        sys.stdout.write(
+            json.dumps({"depths": depths, "walks": walks, "calibrations": calibrations}, indent=2)
+        )
         return
+    for name, frames in depths.items():
+        places = {frame.partition("::")[0] for frame in frames}
+        names = " > ".join(frame.partition("::")[2] for frame in frames)
+        sys.stdout.write(f"{name}: {len(frames)} frames in {len(places)} files: {names}\n")
     sys.stdout.write(
         "| walk | files | functions | files that are entered most |\n|---|---|---|---|\n"
     )
@@ -164,6 +184,53 @@ def main() -> None:
         most = ", ".join(f"{file} {times}" for file, times in files.most_common(3))
         sys.stdout.write(f"| {walk} | {len(files)} | {len(functions)} | {most} |\n")
     sys.stdout.write(f"calibrations by process: {calibrations}\n")
+
+
+def stack_at(ends: Sequence[str]) -> list[str]:
+    """Return the package's frames, ``file::function``, that a simulation has at one of some ends.
+
+    The end itself is left out; so are functions that Python makes.
+    """
+    frames: list[str] = []
+    root = f"{ROOT / 'securevfl'}/"
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event != "call" or frames or frame.f_code.co_qualname not in ends:
+            return
+        stack: list[str] = []
+        outer = frame.f_back
+        while outer is not None:
+            code = outer.f_code
+            if code.co_filename.startswith(root) and not code.co_name.startswith("<"):
+                stack.append(f"{code.co_filename[len(root) :]}::{code.co_qualname}")
+            outer = outer.f_back
+        # Models are tried out when they are built.
+        if any(call.endswith("::HandlerTable.handle") for call in stack):
+            frames.extend(reversed(stack))
+
+    draw = np.random.default_rng(7)
+    tables = [
+        pd.DataFrame({"x": draw.random(120), "y": draw.random(120), "size": draw.random(120)})
+        for _ in range(3)
+    ]
+    tables[0]["label"] = draw.random(120)
+    sys.setprofile(note)
+    try:
+        sv.simulate(
+            primary=tables[0],
+            secondaries=tables[1:],
+            label="label",
+            key=["x", "y"],
+            model=sv.models.FeT(neighbours=3, hidden=8, heads=2),
+            privacy=sv.dp.Privacy(mechanism="none"),
+            training=sv.TrainingSettings(epochs=1),
+            base="none",
+            with_alone=False,
+            progress=False,
+        )
+    finally:
+        sys.setprofile(None)
+    return frames
 
 
 def notes_of_a_run(place: Path) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
     python tools/faults.py                                      # all; half an hour on two cores
     python tools/faults.py --only hung disk-full --role dealer
     python tools/faults.py --cell killed/secondary/round/wait --json
-    python tools/faults.py --page notebook/faults.md                # and write that page's table
+    python tools/faults.py --page research/faults/README.md  # and write that page's table
 
 A run is a federation of three or five processes over TLS, each in a folder of its own and started
 as its operator would start it (``securevfl party``). One fault falls on one of them, just before it

@@ -21,7 +21,7 @@ from securevfl.config.presets import TopEstimator
 from securevfl.config.sections import PartySettings, TrainingSettings
 from securevfl.core import checks
 from securevfl.linkage.metrics.metric import Field
-from securevfl.linkage.stage.linking import METRICS, PROTECTIONS
+from securevfl.linkage.stage.linkage_parts import METRICS, PROTECTIONS
 from securevfl.models.alone.margins import Named
 from securevfl.models.family import AnyFamily
 from securevfl.models.registry import FAMILIES

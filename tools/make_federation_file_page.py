@@ -16,8 +16,8 @@ from typing import Any, Final
 
 from federation_schema import federation_schema, section_classes, settings_schema
 
-from securevfl.config.methods import IN_ONE_PLACE, baseline_settings
 from securevfl.data.sources.settings import Reading, Source
+from securevfl.lab.methods import IN_ONE_PLACE, baseline_settings
 from securevfl.linkage.metrics.metric import Field
 from securevfl.models.family import AnyFamily
 from securevfl.models.registry import FAMILIES
@@ -63,7 +63,7 @@ with the paper's settings; they stand below each family, where they differ from 
 With `privacy.encoder = "frozen"`, `top` may be `"boosting"` or `"linear"`, except in families that
 pretrain. Scikit-learn's estimator then replaces the top network. It is fitted once, to the
 primary's columns and numeric keys, the released numbers and the similarities.
-[What each is worth](../notebook/frontier.md#estimators-on-top).""",
+[What each is worth](../research/frontier/README.md#estimators-on-top).""",
     "training": "How every family is trained.",
     "base": """\
 What the joint model is averaged with, and what it must beat ([gain](local-baseline.md)).""",

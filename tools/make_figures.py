@@ -1,7 +1,7 @@
 """Write the tables of measurements into the pages: ``python tools/make_figures.py``.
 
 A table stands between two comments, ``<!-- figures NAME ... -->`` and ``<!-- end of figures -->``.
-Its numbers are those of ``notebook/figures/*.json``, which benchmarks write with ``--keep``.
+Its numbers are those of ``research/*/figures/*.json``, which scripts write with ``--keep``.
 """
 
 import json
@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-FOLDER: Final = ROOT / "notebook/figures"
+FILES: Final = {path.stem: path for path in sorted(ROOT.glob("research/*/figures/*.json"))}
 PAGES: Final = (
     ROOT / "README.md",
     *sorted(ROOT.glob("docs/*.md")),
-    *sorted(ROOT.glob("notebook/*.md")),
+    *sorted(ROOT.glob("research/*/README.md")),
 )
 
 _BLOCK: Final = re.compile(
@@ -102,8 +102,8 @@ class Measured:
 
 
 def measured(name: str) -> Measured:
-    """Return what NAME.json in ``notebook/figures/`` holds."""
-    content = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    """Return what a file of figures holds."""
+    content = json.loads(FILES[name].read_text(encoding="utf-8"))
     del content["code"]
     return Measured(**{**content, "date": date.fromisoformat(content["date"])})
 

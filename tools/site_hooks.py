@@ -8,7 +8,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 
 _PUBLIC = re.compile(r"^::: public names of ([\w.]+)$", re.MULTILINE)
-_NOTEBOOK = re.compile(r"\[([^\]]+)\]\(\.\./(notebook/[\w.-]+)(?:#[\w-]+)?\)")
+_RESEARCH = re.compile(r"\[([^\]]+)\]\(\.\./(research/[\w./-]+)(?:#[\w-]+)?\)")
 _ROLE = re.compile(r":(?:class|func|meth|mod|data|attr|exc):(?=<code>)")
 
 
@@ -16,7 +16,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     """Write the reference of a package's public names where a line asks for it; mend links.
 
     Packages load their names on first use, so mkdocstrings, which reads and runs nothing, has to be
-    told where each is defined. The lab notebook is not part of the site: a link to one of its pages
+    told where each is defined. The pages of research/ are not part of the site: a link to one
     becomes the page's path in the repository.
     """
 
@@ -26,7 +26,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
             for name, home in public_names(line[1]).items()
         )
 
-    return _NOTEBOOK.sub(r"\1 (`\2` in the repository)", _PUBLIC.sub(reference, markdown))
+    return _RESEARCH.sub(r"\1 (`\2` in the repository)", _PUBLIC.sub(reference, markdown))
 
 
 def on_page_content(html: str, **_: Any) -> str:

@@ -181,12 +181,12 @@ def party(
         from securevfl.launch.child import end_with_launcher, report_failure, report_memory
         from securevfl.runtime import handing_over
         from securevfl.runtime.run_folder import run_folder_for
-        from securevfl.runtime.run_options import InMemory, PartyJob, Program, device_named
+        from securevfl.runtime.run_options import PartyJob, Program, device_named
 
     end_with_launcher()
     keep_freed_memory()
     try:
-        in_memory = InMemory() if handed is None else handing_over.load(handed)
+        in_memory = {} if handed is None else handing_over.load(handed)
         config = read_federation(federation, only_linkage=program is not None)
         agreed = None
         if program is not None:
@@ -196,7 +196,7 @@ def party(
             config = with_program(config, agreed)
         if serve and out is None:
             raise ConfigError("--serve: needs --out RUN, the folder of the run that has trained")
-        if serve and in_memory.new_rows is None and config.party(name).role == "primary":
+        if serve and "prediction" not in in_memory and config.party(name).role == "primary":
             raise ConfigError("--serve: the primary asks; run securevfl predict RUN --identity DIR")
         torch_device = device_named(device)
         job = PartyJob(
@@ -213,8 +213,8 @@ def party(
             pretrain_only=pretrain,
             serves=serve,
             serves_on=serve and not once,
-            in_memory=in_memory,
             program=agreed,
+            **in_memory,
         )
         _run_to_the_end(job, as_json=as_json)
     except SecureVflError as error:
@@ -238,8 +238,9 @@ def _run_to_the_end(job: "PartyJob", *, as_json: bool) -> None:
         from securevfl.launch.child import is_launched
         from securevfl.launch.child import report as report_to_launcher
         from securevfl.runtime.launching import OUTCOME_EVENT, run_party
+        from securevfl.runtime.metrics_file import RunFigures
         from securevfl.runtime.predictions import Predictions
-        from securevfl.runtime.run_folder import RunFigures, write_figures
+        from securevfl.runtime.run_folder import write_figures
 
     results.warn(job.config)
     with RunProgress(metric=results.metric_name(job.config)) as progress:

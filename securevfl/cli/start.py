@@ -358,6 +358,8 @@ def check(
         _check_peers(federation, name, identity, listen, wait_s, as_json=as_json)
         return
     with loading():
+        # It registers the section that comparisons read.
+        import securevfl.lab.methods  # noqa: F401
         from securevfl.desk.setup.check import check_federation
 
     show = partial(print, file=sys.stderr, flush=True)

@@ -12,7 +12,7 @@ from typing import Final, Literal
 from securevfl.config.federation import FederationConfig, link_spec
 from securevfl.config.sections import TrainingSettings
 from securevfl.core.errors import PrivacyError
-from securevfl.linkage.stage.linking import PROTECTIONS, reveals_of
+from securevfl.linkage.stage.linkage_parts import PROTECTIONS, reveals_of
 from securevfl.transport.message import Cover, TypedMessage
 
 _NOTHING: Final = "nothing is sent"
@@ -310,14 +310,16 @@ def _counts(config: FederationConfig) -> Iterator[Channel]:
     The protection's messages say what is sent.
     """
     linkage = config.linkage
-    messages = PROTECTIONS[linkage.protection].messages
+    protection = PROTECTIONS[linkage.protection]
+    messages, closed = protection.messages, protection.closed_channels(linkage.protection_settings)
     reveals, covered = "no one", _NOTHING
-    if (to := _receivers(messages, "record counts")) and linkage.pad_to is None:
+    if (to := _receivers(messages, "record counts")) and "record counts" not in closed:
         reveals = f"{to}: how many records, or different keys, each secondary has"
         covered = "not covered: who knows all records but one learns whether that one is there"
     yield Channel("record counts", reveals, covered, "secondaries", "all", stated=True)
     reveals, covered = "no one", _NOTHING
-    if linkage.cell is not None and (to := _receivers(messages, "records near rows")):
+    to = _receivers(messages, "records near rows")
+    if to and "records near rows" not in closed:
         reveals, covered = f"{to}: with how many records each row is compared", _NOT_COVERED
     yield Channel(
         "records near rows",

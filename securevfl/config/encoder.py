@@ -1,7 +1,8 @@
 """The ``[encoder]`` table, and the settings that ``method = "auto"`` chooses.
 
-They are filled in where a file leaves them out, by one rule (measured in notebook/class-means.md),
-before anything else is read: a run's own file names what was chosen.
+They are filled in where a file leaves them out, by one rule (measured in
+research/class_means/README.md), before anything else is read: a run's own file names what was
+chosen.
 """
 
 from collections.abc import Mapping

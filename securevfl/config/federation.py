@@ -18,7 +18,7 @@ from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import FittingPlan
 from securevfl.linkage import spec
 from securevfl.linkage.metrics.metric import KeySpec
-from securevfl.linkage.stage.linking import METRICS, PROTECTIONS
+from securevfl.linkage.stage.linkage_parts import METRICS, PROTECTIONS
 from securevfl.models.family import AnyFamily, FamilySettings, PretrainingSettings
 
 
@@ -247,12 +247,13 @@ class FederationConfig:
         """Like :attr:`settings_digest`, of what a kept model rests on alone.
 
         How long parties wait, what predictions may spend and what a comparison trains may change;
-        and how many keys a secondary may announce, whose table grows.
+        and of a protection's settings those that it calls changeable.
         """
         left_out = ("methods", "prediction", "runtime")
         kept = {name: table for name, table in self.source.items() if name not in left_out}
         linkage = self.source.get("linkage", {})
-        kept["linkage"] = {name: value for name, value in linkage.items() if name != "most_keys"}
+        changeable = PROTECTIONS[self.linkage.protection].changeable
+        kept["linkage"] = {name: linkage[name] for name in linkage if name not in changeable}
         return _digest({**kept, "party": _without_places(self.source)})
 
 
@@ -323,13 +324,7 @@ def link_spec(config: FederationConfig) -> spec.LinkSpec:
         )
     return spec.LinkSpec(
         keys=key_spec(config),
-        hiding=spec.HidingSpec(
-            protection=linkage.protection,
-            cell=linkage.cell,
-            key_bits=linkage.key_bits,
-            pad_to=linkage.pad_to,
-            most_keys=linkage.most_keys,
-        ),
+        hiding=spec.HidingSpec(protection=linkage.protection, settings=linkage.protection_settings),
         choice=spec.ChoiceSpec(
             neighbours=config.model.neighbours,
             by=linkage.choose,

@@ -8,8 +8,9 @@ from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 from securevfl.core.settings import read_settings
 from securevfl.linkage.metrics.metric import Field
-from securevfl.linkage.spec import CACHE_FOLDER, SECRET_FILE
-from securevfl.linkage.stage.linking import METRICS, PROTECTIONS
+from securevfl.linkage.secret import SECRET_FILE
+from securevfl.linkage.spec import CACHE_FOLDER
+from securevfl.linkage.stage.linkage_parts import METRICS, PROTECTIONS
 from securevfl.linkage.text import DateOrder, Spelling
 
 _MOST_CODE_BITS: Final = 65_536
@@ -137,38 +138,42 @@ class LinkageSettings:
         self._check_protection()
 
     def _check_metric(self) -> None:
-        metric = METRICS[self.metric]
-        if self.fields is not None and "fields" not in metric.reads:
-            raise ConfigError(f'fields: go with metric = "mixed", not with {self.metric!r}')
-        if self.fold and "fold" not in metric.reads:
-            raise ConfigError(f'fold: goes with metric = "exact", not with {self.metric!r}')
-        if self.spelling.settings and "spelling" not in metric.reads:
+        if self.fields is not None:
+            self._require_reader("fields", "fields: go")
+        if self.fold:
+            self._require_reader("fold", "fold: goes")
+        if self.spelling.settings and "spelling" not in METRICS[self.metric].reads:
             first = next(iter(self.spelling.settings))
             raise ConfigError(f"{first}: goes with keys that are texts, not with {self.metric!r}")
-        if self.blocking is not None:
-            by_rules = isinstance(self.blocking, tuple)
-            if not isinstance(self.blocking, tuple):
-                checks.open_unit(blocking=self.blocking)
-            if ("rules" if by_rules else "blocking") not in metric.reads:
-                metrics = '"levenshtein" or "mixed"' if by_rules else '"levenshtein"'
-                form = "rules go" if by_rules else "a number goes"
-                raise ConfigError(f"blocking: {form} with metric = {metrics} alone")
-            if self.protection != "none":
-                raise ConfigError('blocking: goes with protection = "none" alone')
+        if isinstance(self.blocking, tuple):
+            self._require_reader("rules", "blocking: rules go")
+        elif self.blocking is not None:
+            checks.open_unit(blocking=self.blocking)
+            self._require_reader("blocking", "blocking: a number goes")
+        if self.blocking is not None and self.protection != "none":
+            raise ConfigError('blocking: goes with protection = "none" alone')
         self.field_list()
 
-    def _check_protection(self) -> None:
-        protection = PROTECTIONS[self.protection]
-        if self.cell is not None and not protection.takes_cells:
-            takers = _quote_choices(
-                other.name for other in PROTECTIONS.values() if other.takes_cells
+    def _require_reader(self, setting: str, sentence: str) -> None:
+        """Refuse a setting that the metric does not read, in a sentence with those that do."""
+        if setting not in METRICS[self.metric].reads:
+            readers = [other.name for other in METRICS.values() if setting in other.reads]
+            raise ConfigError(
+                f"{sentence} with metric = {quote_choices(readers)}, not with {self.metric!r}"
             )
-            raise ConfigError(f"cell: goes with protection = {takers} alone")
-        for name in ("pad_to", "most_keys"):
-            if getattr(self, name) is not None and self.protection != "psi":
-                raise ConfigError(f'{name}: goes with protection = "psi" alone')
-        if None not in (self.pad_to, self.most_keys):
-            raise ConfigError("most_keys: pad_to is the number itself; give one of them")
+
+    def _check_protection(self) -> None:
+        own = PROTECTIONS[self.protection]
+        for name in ("cell", "pad_to", "most_keys"):
+            if getattr(self, name) is not None and name not in own.reads:
+                takers = [other.name for other in PROTECTIONS.values() if name in other.reads]
+                raise ConfigError(f"{name}: goes with protection = {quote_choices(takers)} alone")
+        own.check_settings(self.protection_settings)
+
+    @property
+    def protection_settings(self) -> dict[str, Any]:
+        """Settings that go with the protection, by name."""
+        return {name: getattr(self, name) for name in sorted(PROTECTIONS[self.protection].reads)}
 
     @property
     def spelling(self) -> Spelling:
@@ -199,12 +204,12 @@ def parse_linkage(table: Mapping[str, Any]) -> LinkageSettings:
         raise ConfigError(
             'linkage.protection: is missing; write protection = "none" to accept that '
             f"the primary's keys are shown to every secondary, or "
-            f"{_quote_choices(name for name in PROTECTIONS if name != 'none')}"
+            f"{quote_choices(name for name in PROTECTIONS if name != 'none')}"
         )
     return read_settings(LinkageSettings, table, where="linkage")
 
 
-def _quote_choices(names: Iterable[str]) -> str:
+def quote_choices(names: Iterable[str]) -> str:
     """Return names as a choice: ``"a", "b" or "c"``."""
     *most, last = (f'"{name}"' for name in names)
     return f"{', '.join(most)} or {last}" if most else last

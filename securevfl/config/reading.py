@@ -9,20 +9,20 @@ import tomllib
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar
 
-from securevfl.config import methods, rules, sections
+from securevfl.config import rules, sections
 from securevfl.config.encoder import EncoderSettings, resolve
 from securevfl.config.federation import FederationConfig
 from securevfl.config.linkage import parse_linkage
 from securevfl.config.presets import expand_preset, without_top
 from securevfl.core import checks
-from securevfl.core.errors import ConfigError, PrivacyError
+from securevfl.core.errors import ConfigError
 from securevfl.core.files import MOST_OF_SETTINGS, read_text
 from securevfl.core.settings import default_of, read_settings
 from securevfl.dp.privacy import Privacy
 from securevfl.models.family import AnyFamily, FamilySettings, PretrainingSettings
-from securevfl.models.registry import family_named
+from securevfl.models.registry import FAMILIES, family_named
 
 T = TypeVar("T")
 
@@ -41,6 +41,29 @@ _SECTIONS: Final = (
 )
 
 
+_REGISTERED: Final[dict[str, Callable[[FederationConfig, str], None]]] = {}
+"""Checks of sections of named tables that no run reads, by section."""
+
+
+def register_section(section: str, check: Callable[[FederationConfig, str], None]) -> None:
+    """Have a section checked whose tables no run reads; until then it is passed through.
+
+    Args:
+        section: Its name.
+        check: Called with a federation and the name of a table; raises ``ConfigError``.
+    """
+    _REGISTERED[section] = check
+
+
+def section_checks(config: FederationConfig) -> list[Callable[[], None]]:
+    """Return a check of each table of the registered sections."""
+    return [
+        partial(check, config, name)
+        for section, check in _REGISTERED.items()
+        for name in config.source.get(section, {})
+    ]
+
+
 class Findings:
     """Mistakes of a federation file. The first one is raised; a subclass collects them."""
 
@@ -48,17 +71,19 @@ class Findings:
         """Take an error about a section or a ``section.field``; a subclass may collect it."""
         raise error
 
-    def attempt(self, work: Callable[[], T], *, otherwise: T, about: str) -> T:
-        """Return what ``work`` returns, or ``otherwise`` where its error is collected."""
-        try:
-            return work()
-        except (ConfigError, PrivacyError) as error:
-            self.wrong(error, about)
-            return otherwise
+    def settings(self, kind: type[T], tables: Mapping[str, Any], name: str) -> T:
+        """Return the settings of the section called ``name``; of one that is missing, defaults."""
+        return read_settings(kind, tables.get(name, {}), where=name)
 
     def table(self, read: Callable[[dict[str, Any]], T], table: Mapping[str, Any], name: str) -> T:
         """Return what ``read`` makes of the table of settings called ``name``."""
-        return self.attempt(lambda: read(dict(table)), otherwise=cast("T", None), about=name)
+        del name
+        return read(dict(table))
+
+    def attempt(self, work: Callable[[], T], *, otherwise: T, about: str) -> T:
+        """Return what ``work`` returns, or ``otherwise`` where its error is collected."""
+        del otherwise, about
+        return work()
 
 
 def read_federation(path: str | Path, *, only_linkage: bool = False) -> FederationConfig:
@@ -99,38 +124,11 @@ def parse_federation(
         config = linkable_config(source)
         if not only_linkage:
             rules.require_trainable(config)
-        for name in source.get("methods", {}):
-            require_method(config, name)
+        for check in section_checks(config):
+            check()
     except ConfigError as error:
         raise ConfigError(f"{file}: {error}") from None
     return config
-
-
-def require_method(config: FederationConfig, name: str) -> None:
-    """Refuse a ``[methods.NAME]`` table whose settings are impossible in any file.
-
-    Raises:
-        ConfigError: Naming the method and the setting.
-    """
-    source, _ = method_source_of(config, name)
-    try:
-        read_sections(source, Findings())
-    except ConfigError as error:
-        raise ConfigError(f"method {name!r}: {error}") from None
-
-
-def method_source_of(config: FederationConfig, name: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the file as a method sees it, and what it has otherwise than the file says."""
-    fields = frozenset(field.name for field in dataclasses.fields(sections.TrainingSettings))
-    source, dropped = methods.method_source(config.source, name, training_fields=fields)
-    if methods.method_family(config.source, name) in methods.IN_ONE_PLACE:
-        methods.baseline_settings(config.source, name)
-        return source, ()
-    try:
-        source, changed = methods.adapt_to_family(source)
-    except ConfigError as error:
-        raise ConfigError(f"method {name!r}: {error}") from None
-    return source, (*dropped, *changed)
 
 
 def linkable_config(source: Mapping[str, Any]) -> FederationConfig:
@@ -175,37 +173,69 @@ def read_sections(source: Mapping[str, Any], findings: Findings) -> FederationCo
         about="model.preset",
     )
 
-    def section(kind: type[T], name: str) -> T:
-        return findings.table(
-            lambda table: read_settings(kind, table, where=name), tables.get(name, {}), name
-        )
-
     model, top = without_top(tables["model"])
     exact = tables["linkage"].get("metric") == "exact"
     family, settings = findings.table(partial(_read_model, exact=exact), model, "model")
     return FederationConfig(
-        federation=section(sections.FederationSettings, "federation"),
-        training=section(sections.TrainingSettings, "training"),
-        base=section(sections.BaseSettings, "base"),
-        privacy=section(Privacy, "privacy"),
-        mpc=section(sections.MpcSettings, "mpc"),
+        federation=findings.settings(sections.FederationSettings, tables, "federation"),
+        training=findings.settings(sections.TrainingSettings, tables, "training"),
+        base=findings.settings(sections.BaseSettings, tables, "base"),
+        privacy=findings.settings(Privacy, tables, "privacy"),
+        mpc=findings.settings(sections.MpcSettings, tables, "mpc"),
         linkage=findings.table(parse_linkage, tables["linkage"], "linkage"),
-        prediction=section(sections.PredictionSettings, "prediction"),
-        runtime=section(sections.RuntimeSettings, "runtime"),
+        prediction=findings.settings(sections.PredictionSettings, tables, "prediction"),
+        runtime=findings.settings(sections.RuntimeSettings, tables, "runtime"),
         parties=_parties(tables.get("party", []), findings),
         family=family,
         model=settings,
         top=top,
-        pretraining=section(PretrainingSettings, "pretraining"),
-        encoder=section(EncoderSettings, "encoder") if "encoder" in tables else None,
+        pretraining=findings.settings(PretrainingSettings, tables, "pretraining"),
+        encoder=findings.settings(EncoderSettings, tables, "encoder")
+        if "encoder" in tables
+        else None,
         source=written,
         chosen=chosen,
     )
 
 
+def require_own_fields(family: AnyFamily, model: Mapping[str, Any]) -> None:
+    """Refuse a field of ``[model]`` that another family has, and say where it would go.
+
+    Args:
+        family: The one that the file names.
+        model: The table, without ``family``.
+
+    Raises:
+        ConfigError: With the fields that the family has, and the nearest of them.
+    """
+    own = _fields(family)
+    others = {
+        field: [other.name for other in FAMILIES.values() if field in _fields(other)]
+        for field in sorted(set(model) - set(own))
+    }
+    for field, owners in others.items():
+        if not owners:
+            continue
+        fixed = getattr(family.settings_class, field, None)
+        always = isinstance(fixed, int | float | str)
+        why = f"{field} is always {fixed!r} there" if always else f"{', '.join(owners)} have it"
+        owner = "NAME" if always else owners[0]
+        near = checks.nearest(field, own)
+        hint = "" if near is None else f"the nearest is {near!r}; "
+        raise ConfigError(
+            f"model.{field}: no such field of family {family.name!r}: {why}; leave it out, or for "
+            f"a comparison write it in [methods.{owner}]; {hint}{family.name} has: "
+            f"{', '.join(sorted(own))}"
+        )
+
+
+def _fields(family: AnyFamily) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(family.settings_class) if field.init)
+
+
 def _read_model(table: dict[str, Any], *, exact: bool) -> tuple[AnyFamily, FamilySettings]:
     family = family_named(table.pop("family", None))
-    methods.require_own_fields(family, table)
+    require_own_fields(family, table)
     if exact and default_of(family.settings_class, "neighbours") is not None:
         # Of equal ids, one is right.
         table.setdefault("neighbours", 1)

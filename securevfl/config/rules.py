@@ -3,10 +3,11 @@
 from typing import Final
 
 from securevfl.config.federation import FederationConfig, key_spec, tells_rows
+from securevfl.config.linkage import quote_choices
 from securevfl.core.errors import ConfigError, DataError, PrivacyError
 from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.dp.labels import SMALLEST_EPSILON
-from securevfl.linkage.stage.linking import PROTECTIONS
+from securevfl.linkage.stage.linkage_parts import PROTECTIONS
 from securevfl.models.task_metrics import metrics_of
 from securevfl.stages.assist.assist import AssistConfig
 
@@ -42,9 +43,18 @@ def require_linkable(config: FederationConfig) -> None:
     keys.metric.check(keys)
     for party in config.table_parties:
         keys.metric.check_names(party.key)
-    PROTECTIONS[linkage.protection].check(keys)
+    protection = PROTECTIONS[linkage.protection]
+    if (reason := protection.objection_to(keys.metric)) is not None:
+        takers = [
+            name for name, other in PROTECTIONS.items() if not other.objection_to(keys.metric)
+        ]
+        raise ConfigError(
+            f'linkage.protection: "{protection.name}" {reason}; metric = {keys.metric.name!r} goes '
+            f"with {quote_choices(takers)}"
+        )
+    protection.check(keys)
     if linkage.max_distance is not None:
-        PROTECTIONS[linkage.protection].check_distance(keys, linkage.max_distance)
+        protection.check_distance(keys, linkage.max_distance)
     if linkage.fields is not None and set(linkage.fields) != set(names):
         wrong = min(set(linkage.fields) ^ set(names))
         raise ConfigError(

@@ -6,10 +6,12 @@ its run has, and no others.
 
 import importlib
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+
+T = TypeVar("T")
 
 _FOLDER: Final = "securevfl.stages"
 
@@ -28,7 +30,11 @@ class Stage:
     """Model families by name (:class:`~securevfl.models.family.ModelFamily`)."""
 
     sources: Mapping[str, str] = field(default_factory=dict)
-    """Readers of tables by kind of source."""
+    """Readers of tables (:class:`~securevfl.data.sources.table_source.TableSource`) by suffix of a
+    file, or ``"url"``."""
+
+    rows: Mapping[str, str] = field(default_factory=dict)
+    """Functions by library that return its rows in memory as a frame, and None of anything else."""
 
     run: str | None = None
     """Part of a run between linking and the first round; None for a stage without one."""
@@ -40,7 +46,8 @@ def stages() -> Mapping[str, Stage]:
     names = sorted(
         module.name for module in pkgutil.iter_modules(importlib.import_module(_FOLDER).__path__)
     )
-    return {name: importlib.import_module(f"{_FOLDER}.{name}").STAGE for name in names}
+    folders = {name: importlib.import_module(f"{_FOLDER}.{name}") for name in names}
+    return {name: getattr(folder, "STAGE", Stage()) for name, folder in folders.items()}
 
 
 def load_part(stage: str, reference: str) -> Any:
@@ -56,3 +63,49 @@ def load_parts(kind: str) -> dict[str, Any]:
         for stage, manifest in stages().items()
         for name, reference in getattr(manifest, kind).items()
     }
+
+
+class Parts(MutableMapping[str, T]):
+    """Parts of one kind by name: the core's, then those of stages, each loaded on first use.
+
+    A manifest may name a class, which stands for an instance of it.
+
+    Args:
+        kind: The field of :class:`Stage` that names them.
+        core: Those of the core.
+    """
+
+    def __init__(self, kind: str, core: Mapping[str, T]) -> None:
+        self._kind = kind
+        self._loaded = dict(core)
+
+    def _references(self) -> dict[str, tuple[str, str]]:
+        """Return the stage and the reference of each of the stages' parts."""
+        return {
+            name: (stage, reference)
+            for stage, manifest in stages().items()
+            for name, reference in getattr(manifest, self._kind).items()
+        }
+
+    def __getitem__(self, name: str) -> T:
+        if name not in self._loaded and name in (references := self._references()):
+            part = load_part(*references[name])
+            self._loaded[name] = part() if isinstance(part, type) else part
+        return self._loaded[name]
+
+    def __setitem__(self, name: str, part: T) -> None:
+        self._loaded[name] = part
+
+    def __delitem__(self, name: str) -> None:
+        del self._loaded[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._loaded or name in self._references()
+
+    def __iter__(self) -> Iterator[str]:
+        stage_parts = self._references()
+        own = [name for name in self._loaded if name not in stage_parts]
+        return iter((*own, *stage_parts))
+
+    def __len__(self) -> int:
+        return len({*self._loaded, *self._references()})

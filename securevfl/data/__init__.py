@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 from securevfl.core.lazy_names import on_first_use
 
 if TYPE_CHECKING:
+    from securevfl.data.frames import from_frame
     from securevfl.data.party_tables import (
         ColumnRoles,
         fit_party_table,
         fit_table,
-        from_frame,
         new_rows,
         read_new_rows,
         read_table,

@@ -19,7 +19,7 @@ from pandas.api import types
 
 from securevfl.core.errors import DataError
 from securevfl.data.sources.settings import require_names
-from securevfl.data.sources.text_files import split_unit_sign
+from securevfl.data.sources.text_numbers import split_unit_sign
 
 _DAY_US: Final = 86_400_000_000
 _ISO_DATE: Final = r"\d{4}-\d{2}-\d{2}([T ].*)?"

@@ -32,7 +32,7 @@ from securevfl.data.cells import (
 )
 from securevfl.data.sources.read import read_frame
 from securevfl.data.sources.settings import AS_IT_IS, Reading, Wanted
-from securevfl.data.sources.text_files import split_unit_sign
+from securevfl.data.sources.text_numbers import split_unit_sign
 from securevfl.data.tables import KeyTable, Labels
 
 LARGEST_WHOLE_NUMBER: Final = 2**53
@@ -243,7 +243,6 @@ def encode_labels(
 def encode_known_labels(
     values: "pd.Series[Any]",
     *,
-    task: Task,
     classes: Sequence[Any] | None,
     where: str,
 ) -> tuple[Labels, Bool[np.ndarray, " rows"]] | None:
@@ -251,7 +250,6 @@ def encode_known_labels(
 
     Args:
         values: One label a row, or none; of any type that spells the classes as they were spelled.
-        task: What the label is.
         classes: The original value of each class number; None for regression.
         where: Name of the column in messages.
 
@@ -264,11 +262,10 @@ def encode_known_labels(
     there = values.notna().to_numpy(dtype=bool)
     if not there.any():
         return None
-    if task == "regression":
+    if classes is None:
         labels = np.zeros(len(values), dtype=np.float64)
         labels[there] = _numbers(values[there], where=where)
         return labels, there
-    assert classes is not None, "of a task with classes"
     number = {value: place for place, value in enumerate(_readings(pd.Series(classes), classes))}
     known = np.array([number.get(value, -1) for value in _readings(values, classes)])
     unknown = there & (known < 0)

@@ -1,26 +1,25 @@
 """A party's table, read from a file or a data frame."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Bool, Int64
-from pandas.api.types import is_numeric_dtype
+from jaxtyping import Bool
 
 from securevfl.core.conventions import Task
-from securevfl.core.errors import ConfigError, DataError, NoRowsError
+from securevfl.core.errors import DataError, NoRowsError
 from securevfl.data import keys_and_labels
 from securevfl.data.cells import refuse_rows, require_columns
-from securevfl.data.columns import OTHER, NumberColumn, WordsColumn, is_row_number, numbers_rows
+from securevfl.data.column_kinds import is_row_number, numbers_rows
+from securevfl.data.columns import OTHER, NumberColumn, WordsColumn
 from securevfl.data.scaling import NOTHING_DECLARED, ColumnSettings
-from securevfl.data.schema import KeyColumn, LabelColumn, TableSchema, fit_schema, raise_first
-from securevfl.data.sources.pieces import plain, to_pandas
+from securevfl.data.schema import KeyColumn, LabelColumn, TableSchema, first_problem, fit_schema
 from securevfl.data.sources.read import ignore_note, read_frame
-from securevfl.data.sources.settings import AS_IT_IS, Reading, Wanted, require_different
-from securevfl.data.sources.text_files import split_unit_sign, unit_of
+from securevfl.data.sources.settings import AS_IT_IS, Reading, Wanted
+from securevfl.data.sources.text_numbers import unit_of
 from securevfl.data.tables import Labels, PartyTable
 
 T = TypeVar("T")
@@ -78,7 +77,7 @@ class ColumnRoles:
             others = {*special, *self.exclude, *unnamed}
             chosen = [c for c in frame.columns if c not in others]
             if not chosen and self.label is None:
-                raise _no_features(special, where=where)
+                raise no_features_error(special, where=where)
             return chosen
         if set(self.features) & set(special):
             both = min(set(self.features) & set(special))
@@ -95,7 +94,8 @@ class ColumnRoles:
         return [*self.key, *(column for column in (self.label, self.truth) if column is not None)]
 
 
-def _no_features(special: Sequence[str], *, where: str) -> DataError:
+def no_features_error(special: Sequence[str], *, where: str) -> DataError:
+    """Return the error of a secondary's table that has only columns with another purpose."""
     beside = f" besides {', '.join(special)}" if special else " once its keys are taken out"
     return DataError(f"{where}: has no feature columns{beside}; a secondary needs at least one")
 
@@ -111,7 +111,7 @@ class FittedTable:
     """The encoding of those that can be such; None where even their names are wrong."""
 
     features: np.ndarray | None = None
-    """Their features, shape (rows, features)."""
+    """Encoded features, shape (rows, features)."""
 
     unfit: Sequence[str] = ()
     """Problems of columns that cannot be features, one line each."""
@@ -144,8 +144,8 @@ def fit_party_table(
         DataError: Naming the first problem, and how many more there are.
     """
     fitted = fit_table(frame, roles, settings, name=name, where=where)
-    raise_first(fitted.problems)
-    assert fitted.table is not None, "without a problem there is a table"
+    if fitted.table is None:
+        raise first_problem(fitted.problems)
     return fitted.table
 
 
@@ -237,13 +237,11 @@ def new_rows(
     if label is not None and label.name in frame.columns:
         values, place = frame[label.name], f"{where}: label {label.name!r}"
         labels = tried(
-            lambda: keys_and_labels.encode_known_labels(
-                values, task=label.task, classes=label.classes, where=place
-            )
+            lambda: keys_and_labels.encode_known_labels(values, classes=label.classes, where=place)
         )
     entities = tried(lambda: keys_and_labels.entities_of(frame, truth, where=where))
-    raise_first(problems)
-    assert encoded is not None, "without a problem there are features"
+    if encoded is None or problems:
+        raise first_problem(problems)
     unknown = schema.unknown_words(frame)
     return PartyTable(
         name=name,
@@ -369,239 +367,6 @@ def _key_column(values: "pd.Series[Any]", name: str, *, where: str) -> tuple[np.
     return numbers, KeyColumn(
         name=name, kind="date" if keys_and_labels.holds_dates(values) else "number"
     )
-
-
-# The column that a split of rows follows: groups that stay together, or times.
-
-
-def split_places(
-    frame: pd.DataFrame, column: str, *, kind: Literal["group", "time"], where: str
-) -> Int64[np.ndarray, " rows"]:
-    """Return where each row stands among a column's groups or times.
-
-    Args:
-        frame: The primary's table.
-        column: Groups as texts or whole numbers; or times, as numbers or dates in ISO form.
-        kind: Whether the column holds groups or times.
-        where: Name of the table in messages.
-
-    Returns:
-        Numbers of groups, or places in time: equal for equal times, ascending.
-
-    Raises:
-        DataError: If the column is not there, or a value is missing or none of its kind.
-    """
-    require_columns(frame, [column], where=where)
-    where = f"{where}: training.split_column {column!r}"
-    missing = frame[column].isna().to_numpy(dtype=bool)
-    refuse_rows(
-        missing,
-        where=where,
-        why="is missing, so the row belongs to no side of the split; fill it in or drop the row "
-        f"({missing.sum()} in all)",
-    )
-    values = frame[column]
-    if kind == "group":
-        places = pd.factorize(keys_and_labels.key_texts(values, where=where))[0]
-    else:
-        places = np.unique(_times(values, where=where), return_inverse=True)[1]
-    return places.astype(np.int64)
-
-
-def _times(values: "pd.Series[Any]", *, where: str) -> np.ndarray:
-    if pd.api.types.is_numeric_dtype(values):
-        numbers = values.to_numpy()
-        refuse_rows(np.isinf(numbers), where=where, why="is infinite")
-        return numbers
-    texts = values.astype(str)
-    times = pd.to_datetime(texts, format="ISO8601", utc=True, errors="coerce")
-    if times.isna().any():
-        row = int(np.argmax(times.isna()))
-        raise DataError(
-            f"{where}, row {row + 1}: {texts.iloc[row][:40]!r} is neither a number nor a date in "
-            f"ISO form, such as 2020-12-31"
-        )
-    return times.to_numpy()
-
-
-# A party's table from a frame in Python: pandas, polars, pyarrow, and other libraries of Arrow.
-
-
-def from_frame(
-    frame: Any,
-    *,
-    name: str,
-    key: str | Sequence[str] | Mapping[str, keys_and_labels.KeyKind],
-    label: str | None = None,
-    task: Task | None = None,
-    features: Sequence[str] | None = None,
-    exclude: Collection[str] = (),
-    truth: str | None = None,
-    columns: ColumnSettings | None = None,
-    positive: str | bool | int | float | None = None,
-) -> PartyTable:
-    """Make a party's table of a frame, as :func:`securevfl.data.read_table` does of a file.
-
-    Args:
-        frame: A pandas or polars DataFrame, a pyarrow Table, or anything else that has
-            ``__arrow_c_stream__`` or ``to_pandas``. pandas' index becomes a column if it has a
-            name. Or a tensor or map-style dataset of torch, whose columns are named by
-            :func:`securevfl.data.torch_rows.frame_of_rows`.
-        name: The party's name.
-        key: The key column, or several in the order that all parties agreed on. They are numbers
-            where all of them are numbers or times without gaps, and texts or numbers with gaps
-            otherwise, for linkage alone. A mapping says which kind each one is:
-            ``{"phone": "text"}``. Of tensors, ``"row"`` is the number of each row, from 0 on.
-        label: The label column, at the primary; None at a secondary.
-        task: What the label is; default: ``"binary"`` for two values, ``"multiclass"`` for more
-            words, ``"regression"`` for numbers with decimals. Whole numbers may be either of these.
-        features: Feature columns; None takes every column that has no other purpose.
-        exclude: Columns that are neither keys nor features.
-        truth: A column with the number of the true entity, for linkage quality only.
-        columns: Declared settings of its columns.
-        positive: Of a binary task, the label that probabilities and metrics are about; default:
-            the one that sorts last.
-
-    Returns:
-        The table, which :func:`securevfl.simulate` takes.
-
-    Raises:
-        ConfigError: If whole numbers are labels and ``task`` does not say what of.
-        DataError: As :func:`securevfl.data.read_table`.
-    """
-    key = _checked_key(key)
-    where = f"frame of {name!r}"
-    whole = as_pandas(frame, where=where, numbered=ROW in key)
-    special = [column for column in (label, truth) if column is not None]
-    roles = ColumnRoles(
-        key=tuple(key),
-        task="regression",
-        label=label,
-        positive=positive,
-        features=features,
-        truth=truth,
-    )
-    settings = columns or NOTHING_DECLARED
-    wanted = columns_of_roles(roles, settings, exclude=exclude)
-    chosen = wanted.choose([str(column) for column in whole.columns], where=where)
-    whole = whole[chosen]
-    kinds = dict(key) if isinstance(key, Mapping) else _kinds(whole, key)
-    numeric = not isinstance(key, Mapping) and None not in kinds.values()
-    roles = replace(
-        roles,
-        key=tuple(key) if numeric else (),
-        task=task or ("regression" if label is None else _task_of(whole[label], label)),
-        exclude=() if numeric else tuple(key),
-    )
-    if features is None and label is None and not set(chosen) - {*key, *special}:
-        raise _no_features([*key, *special], where=where)
-    table = fit_party_table(whole, roles, settings, name=name, where=where)
-    if numeric:
-        return table
-    link_columns = keys_and_labels.key_table_of_frame(
-        whole,
-        name=name,
-        key={
-            column: kind or ("number" if is_numeric_dtype(whole[column]) else "text")
-            for column, kind in kinds.items()
-        },
-        truth=truth,
-        where=where,
-    )
-    return replace(table, link_columns=link_columns)
-
-
-def _checked_key(key: Any) -> Sequence[str] | Mapping[str, keys_and_labels.KeyKind]:
-    """Return key columns as a list or mapping.
-
-    Raises:
-        ConfigError: If they are neither a name, nor several.
-    """
-    names: list[Any] = [key] if isinstance(key, str) or not isinstance(key, Iterable) else list(key)
-    if not all(isinstance(name, str) for name in names):
-        raise ConfigError(
-            f"key: must be a column's name or a list of names, such as ['id'], got {key!r:.60}"
-        )
-    return key if isinstance(key, Mapping) else names
-
-
-def as_pandas(frame: Any, *, where: str, numbered: bool = False) -> pd.DataFrame:
-    """Return a frame of any library as pandas', with columns as files give them.
-
-    Args:
-        frame: What has columns, or rows of torch.
-        where: Name of the table in messages.
-        numbered: Whether rows of torch, which have no names, get their numbers as the column
-            ``row``.
-
-    Raises:
-        DataError: If it is no frame, or two columns have one name.
-    """
-    if isinstance(frame, pd.DataFrame):
-        named = [level for level in frame.index.names if level is not None]
-        rows = frame.reset_index(level=named) if named else frame
-        names = [str(column) for column in rows.columns]
-        require_different(names, where=where)
-        rows = rows.reset_index(drop=True).set_axis(names, axis="columns")
-        return pd.DataFrame({column: plain(rows[column]) for column in names})
-    if hasattr(frame, "__arrow_c_stream__"):
-        import pyarrow as pa  # an extra, which pandas frames do not need
-
-        rows = to_pandas(pa.table(frame))
-        return pd.DataFrame({column: plain(rows[column]) for column in rows.columns})
-    if hasattr(frame, "to_pandas"):
-        return as_pandas(frame.to_pandas(), where=where)
-    # Loaded where there is none of the others: no party that reads a file needs it.
-    from securevfl.data.torch_rows import frame_of_rows
-
-    made = frame_of_rows(frame, where=where)
-    if made is None:
-        raise DataError(
-            f"{where}: must be a pandas or polars DataFrame, a pyarrow Table, or a tensor or "
-            f"map-style dataset of torch, got {type(frame).__name__}"
-        )
-    if numbered and ROW not in made:
-        made.insert(0, ROW, np.arange(len(made)))
-    return as_pandas(made, where=where)
-
-
-def library_of(frame: Any) -> str:
-    """Return the library whose frame a result is returned as: that of a user's own frame."""
-    library = type(frame).__module__.partition(".")[0]
-    return library if library in ("polars", "pyarrow") else "pandas"
-
-
-def _kinds(frame: pd.DataFrame, key: Sequence[str]) -> dict[str, keys_and_labels.KeyKind | None]:
-    """Return ``number`` for each key that models may take as an input, and else None."""
-    return {
-        column: "number" if _is_number(frame[column]) and frame[column].notna().all() else None
-        for column in key
-    }
-
-
-def _is_number(values: "pd.Series[Any]") -> bool:
-    kind = values.dtype
-    numeric = pd.api.types.is_numeric_dtype(kind) and not pd.api.types.is_bool_dtype(kind)
-    return numeric or pd.api.types.is_datetime64_any_dtype(kind)
-
-
-def _task_of(values: "pd.Series[Any]", label: str) -> Task:
-    kind = values.dtype
-    if values.nunique() == 2:
-        return "binary"
-    if pd.api.types.is_float_dtype(kind):
-        return "regression"
-    if pd.api.types.is_integer_dtype(kind):
-        raise ConfigError(
-            f"task: label {label!r} holds whole numbers, which may be classes or amounts; write "
-            f'task="binary", "multiclass" or "regression"'
-        )
-    if any(split_unit_sign(str(cell))[1] for cell in values.dropna().unique()):
-        return "regression"  # which says what to do with the sign
-    return "multiclass"
-
-
-# A party's table from a file.
 
 
 def read_table(

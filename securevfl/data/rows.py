@@ -11,7 +11,7 @@ from securevfl.core.conventions import derive_seed, stream
 from securevfl.core.errors import ConfigError, DataError
 
 SplitKind = Literal["stratified", "random", "group", "time"]
-"""How rows are split."""
+"""Kind of split."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

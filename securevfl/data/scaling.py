@@ -28,7 +28,7 @@ Bounds = Sequence[float] | Mapping[str, Sequence[float | str]]
 """``[low, high]`` for all features, or one such pair for each column, of dates as texts."""
 
 DEVIATIONS: Final = 5.0
-"""Where ``clamped`` scaling ends, in standard deviations from the mean."""
+"""End of ``clamped`` scaling, in standard deviations from the mean."""
 
 
 MAX_CATEGORIES: Final = 50

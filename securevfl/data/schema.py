@@ -21,6 +21,7 @@ from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.formatting import toml_key
 from securevfl.core.settings import read_settings
 from securevfl.data.cells import require_columns
+from securevfl.data.column_fitting import fit_column
 from securevfl.data.columns import (
     BooleanColumn,
     Column,
@@ -29,7 +30,6 @@ from securevfl.data.columns import (
     WordsColumn,
     encode_column,
     features_of_column,
-    fit_column,
 )
 from securevfl.data.scaling import Bounds, ColumnSettings, Dependence, Pair, declared_range
 from securevfl.data.sources.settings import first_repeated
@@ -116,7 +116,8 @@ class TableSchema:
             DataError: Naming the first column that can't be a feature, and how many more there are.
         """
         schema, _, problems = fit_schema(frame, columns, settings or ColumnSettings(), where=where)
-        raise_first(problems)
+        if problems:
+            raise first_problem(problems)
         return schema
 
     @property
@@ -262,15 +263,10 @@ def fit_schema(
     return schema, _side_by_side(parts, len(frame)), problems
 
 
-def raise_first(problems: Sequence[str]) -> None:
-    """Raise the first of a table's problems, with the number of others.
-
-    Raises:
-        DataError: If there is any.
-    """
-    if problems:
-        more = f" (and {len(problems) - 1} more; securevfl check lists them)"
-        raise DataError(problems[0] + (more if len(problems) > 1 else ""))
+def first_problem(problems: Sequence[str]) -> DataError:
+    """Return the first of a table's problems as an error, with the number of others."""
+    more = f" (and {len(problems) - 1} more; securevfl check lists them)"
+    return DataError(problems[0] + (more if len(problems) > 1 else ""))
 
 
 def _side_by_side(parts: Sequence[np.ndarray], rows: int) -> np.ndarray:

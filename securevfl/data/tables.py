@@ -66,7 +66,7 @@ class PartyTable:
     """Keys in their own units. float64, as float32 loses neighbours on raw coordinates."""
 
     feature_names: tuple[str, ...]
-    """One name a feature; one-hot columns are called ``column=value``."""
+    """Names of the features; one-hot columns are called ``column=value``."""
 
     features: Float32[np.ndarray, "rows features"]
     """Input of this party's bottom model."""
@@ -84,7 +84,7 @@ class PartyTable:
     """The original label value of each class number; None for regression."""
 
     schema: "TableSchema | None" = None
-    """How its columns became keys, features and labels; None for a table made of arrays.
+    """Encoding of its columns as keys, features and labels; None for a table made of arrays.
     """
 
     entities: Int64[np.ndarray, " rows"] | None = None

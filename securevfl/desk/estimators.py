@@ -18,15 +18,16 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
 
 from securevfl.config.linkage import LinkageSettings
-from securevfl.config.methods import require_own_fields
 from securevfl.config.presets import PresetSettings, preset
+from securevfl.config.reading import require_own_fields
 from securevfl.config.sections import BaseSettings, PredictionSettings, TrainingSettings
 from securevfl.core.conventions import Task
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.progress import ProgressEvent, Warned
 from securevfl.core.settings import read_settings
+from securevfl.data.frames import as_pandas, from_frame
 from securevfl.data.keys_and_labels import KeyKind
-from securevfl.data.party_tables import as_pandas, from_frame, new_rows
+from securevfl.data.party_tables import new_rows
 from securevfl.data.rows import split_rows
 from securevfl.data.scaling import Bounds, ColumnSettings, LabelScaler
 from securevfl.data.sources.read import read_frame
@@ -34,14 +35,14 @@ from securevfl.data.tables import Labels, PartyTable
 from securevfl.dp.privacy import Privacy
 from securevfl.federation.base import label_scaler_of, own_inputs, targets_of
 from securevfl.linkage.metrics.metric import KeySpec
-from securevfl.linkage.stage.linking import METRICS
+from securevfl.linkage.stage.linkage_parts import METRICS
 from securevfl.models.alone.choice import Alone, fit_alone
 from securevfl.models.alone.perceptron import BaselineConfig
 from securevfl.models.family import Family, FamilySettings, PretrainingSettings
 from securevfl.models.registry import family_named, family_names, family_of
 from securevfl.models.tasks import TaskHead
 from securevfl.runtime.entry import simulate
-from securevfl.runtime.predicting import NamedRows
+from securevfl.runtime.new_rows import NamedRows
 from securevfl.runtime.predictions import Predictions, predictions_of
 from securevfl.runtime.simulation import RunResult
 from securevfl.runtime.trained_run import RunSource, TrainedRun, trained_run

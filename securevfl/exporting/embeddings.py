@@ -10,14 +10,14 @@ import pyarrow.parquet as pq
 
 from securevfl.core import files
 from securevfl.core.errors import ConfigError
-from securevfl.runtime.kept_run import METADATA
+from securevfl.runtime.released_table import METADATA
 
 
 def write_released(frame: pd.DataFrame, path: Path) -> None:
     """Write a table of releases, for this user alone.
 
     Args:
-        frame: Of :func:`securevfl.runtime.kept_run.released_table`.
+        frame: Of :func:`securevfl.runtime.released_table.released_table`.
         path: Ends with ``.parquet``, whose schema metadata then has the promise under
             ``securevfl``, or with ``.csv``, which gets it beside it as ``NAME.csv.json``.
 

@@ -76,7 +76,7 @@ def embeddings(
     with loading():
         from securevfl.core import files
         from securevfl.exporting.embeddings import require_writable_name, write_released
-        from securevfl.runtime.kept_run import COST, METADATA
+        from securevfl.runtime.released_table import COST, METADATA
         from securevfl.runtime.trained_run import features
 
     require_writable_name(out)

@@ -27,11 +27,19 @@ from securevfl.federation.encoder_fitting import (
     PrincipalFitting,
     build_encoder,
 )
-from securevfl.federation.rounds import primaries
 from securevfl.federation.rounds.exchanges import Exchange
-from securevfl.federation.rounds.primary import Primary, PrimaryData, PrimaryInputs
+from securevfl.federation.rounds.fitted_primary import (
+    CorrectionFit,
+    EstimatorFit,
+    FittedPrimary,
+    build_fitted_top,
+    read_by_top,
+)
+from securevfl.federation.rounds.network_primary import NetworkPrimary
+from securevfl.federation.rounds.primary import Primary, PrimaryData
 from securevfl.federation.rounds.release import CachedRelease, CountedRelease, SecondaryRelease
 from securevfl.federation.rounds.secondary import Secondary, SecondaryData
+from securevfl.federation.rounds.top_model import PrimaryInputs
 from securevfl.federation.rounds.updates import DropoutStream, GradientNoise
 from securevfl.federation.run_plan import RunPlan, pools
 from securevfl.federation.saved_model import FOLDER, PrimaryPart, SavedModel
@@ -278,9 +286,9 @@ def build_top(config: FederationConfig, table: PartyTable, head: TaskHead) -> nn
         # Beside several classes' scores trees took long, and brought nothing.
         if config.top.name == "tied" or head.outputs > 1:
             return tied
-        return MixedTop(tied, primaries.build_fitted_top(config, table, head))
+        return MixedTop(tied, build_fitted_top(config, table, head))
     if config.top is not None:
-        return primaries.build_fitted_top(config, table, head)
+        return build_fitted_top(config, table, head)
     return _initialise_model(
         config,
         config.primary.name,
@@ -370,24 +378,14 @@ def build_primary(
     top = build_top(plan.config, table, data.head).to(device)
     if isinstance(top, FittedTop | TiedTop | MixedTop):
         assert plan.config.top is not None, "the federation file names it"
-        features, keys = primaries.read_by_top(
-            plan.config, table, features=data.features, keys=data.keys
-        )
+        features, keys = read_by_top(plan.config, table, features=data.features, keys=data.keys)
         inputs = PrimaryInputs(features=features, keys=keys, similarities=data.similarities)
-        if not isinstance(top, FittedTop):
-            return primaries.TiedPrimary(plan, data, inputs, top, exchange, observe=observe)
-        return primaries.FittedPrimary(
-            plan,
-            data,
-            inputs,
-            top,
-            exchange,
-            estimator=plan.config.top.name if estimator is None else estimator,
-            observe=observe,
-        )
+        named = plan.config.top.name if estimator is None else estimator
+        fit = EstimatorFit(top, named) if isinstance(top, FittedTop) else CorrectionFit(top)
+        return FittedPrimary(plan, data, inputs, exchange, fit=fit, observe=observe)
     if plan.is_assisted:
         return AssistPrimary(plan, data, top, exchange, observe=observe)
-    return primaries.NetworkPrimary(
+    return NetworkPrimary(
         plan,
         data,
         top,

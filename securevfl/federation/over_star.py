@@ -3,10 +3,9 @@
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
-from torch import Tensor
 
 from securevfl.core.devices import reads
 from securevfl.core.errors import ProtocolError
@@ -32,29 +31,22 @@ class PrimaryWire:
     transport: PrimaryTransport
     names: Mapping[int, str]
     deadline_s: float
+    masked: ClassVar[bool] = False
 
-    def add_words(self, round_number: int, total: Words, ranks: Sequence[int]) -> None:
-        """Receive one share from every rank and add it to ``total`` modulo 2^64.
+    def carry(self, round_number: int, words: Words, ranks: Sequence[int]) -> None:
+        """Receive one share from every rank and add it to ``words`` modulo 2^64.
 
         Shares are added in the order in which they arrive.
 
         Reveals:
             To the primary: masked words, whose sum alone means anything.
         """
-        summed = total.numpy()
+        summed = words.numpy()
         names = [self.names[rank] for rank in ranks]
         for message in self.transport.receive_each(
             names, RoundKind.SHARE, round_number=round_number, deadline_s=self.deadline_s
         ):
             np.add(summed, Share.from_message(message, count=len(summed)).words, out=summed)
-
-    def send_words(self, round_number: int, words: Tensor) -> None:
-        """Refuse: the primary keeps its own words to itself.
-
-        Reveals:
-            Nothing.
-        """
-        raise NotImplementedError("the primary collects words and sends none")
 
 
 @dataclass(frozen=True)
@@ -62,8 +54,9 @@ class SecondaryWire:
     """A secondary's end of the wire, into which CrypTen's reveal puts the masked words."""
 
     transport: SecondaryTransport
+    masked: ClassVar[bool] = True
 
-    def send_words(self, round_number: int, words: Tensor) -> None:
+    def carry(self, round_number: int, words: Words, ranks: Sequence[int]) -> None:  # noqa: ARG002
         """Send this round's share.
 
         Reveals:
@@ -71,14 +64,6 @@ class SecondaryWire:
         """
         share = Share(round_number=round_number, words=words.numpy())
         self.transport.send(share.to_message())
-
-    def add_words(self, round_number: int, total: Tensor, ranks: Sequence[int]) -> None:
-        """Refuse: only the primary collects.
-
-        Reveals:
-            Nothing.
-        """
-        raise NotImplementedError("only the primary collects words")
 
 
 def sum_from_secondary(
@@ -148,6 +133,12 @@ class PeersOverStar(Peers):
     def ranks(self) -> tuple[int, ...]:
         """Ranks of all secondaries."""
         return tuple(self._names)
+
+    @property
+    def traffic(self) -> int:
+        """Bytes that the primary has sent to all parties and received from them."""
+        sent, received = self._transport.bytes_sent, self._transport.bytes_received
+        return sum(sent.values()) + sum(received.values())
 
     def name(self, rank: int) -> str:
         """Return a secondary's name in the federation file."""

@@ -149,7 +149,7 @@ class RunFacts:
 
     predicts: bool = False
     """True if a saved model is asked for predictions, and nothing is trained. Rows come with every
-    request (:mod:`securevfl.runtime.predicting`); there are none before the first."""
+    request (:mod:`securevfl.runtime.prediction_session`); there are none before the first."""
 
     predicted_rows: int = 0
     """How many rows, the last ones, are predicted; the others only take part in linking."""

@@ -113,10 +113,20 @@ class SavedModel(Described):
     primary: PrimaryPart | None = None
 
     @property
+    def primary_part(self) -> PrimaryPart:
+        """The part that the primary's model alone has.
+
+        Raises:
+            ConfigError: If the model is a secondary's.
+        """
+        if self.primary is None:
+            raise ConfigError(f"model of {self.party!r}: is a secondary's, and the primary answers")
+        return self.primary
+
+    @property
     def head(self) -> TaskHead:
         """The task, of a primary's model."""
-        assert self.primary is not None, "only the primary has a task"
-        return self.primary.head
+        return self.primary_part.head
 
     def into(self, model: nn.Module) -> None:
         """Load the weights into a model of the same family and settings.

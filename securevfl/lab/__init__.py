@@ -1,1 +1,1 @@
-"""Experiments: comparisons, sweeps, audits and benchmarks; no party of a run imports them."""
+"""Experiments: comparisons, sweeps and audits; no party of a run imports them."""

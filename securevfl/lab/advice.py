@@ -2,7 +2,7 @@
 
 One row's release under a small epsilon is a local promise: its noise is as long as what one record
 writes, or longer. What is left of a signal behind it follows from the plan alone, before anybody's
-table is read; notebook/frontier.md, "What can survive", derives the formulas.
+table is read; research/frontier/README.md, "What can survive", derives the formulas.
 """
 
 import math
@@ -107,8 +107,8 @@ def surviving_share(
         the signal's variance.
 
     References:
-        [CT06] sections 9.1 (capacity) and 10.3.2 (rate distortion); notebook/frontier.md, "What can
-        survive".
+        [CT06] sections 9.1 (capacity) and 10.3.2 (rate distortion); research/frontier/README.md,
+        "What can survive".
 
     Examples:
         >>> surviving_share(noise=1.0)

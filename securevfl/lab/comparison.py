@@ -8,11 +8,11 @@ from typing import Any, Final
 
 from securevfl.config.disclosure import require_covered_channels
 from securevfl.config.federation import FederationConfig
-from securevfl.config.methods import ALONE, IN_ONE_PLACE, method_family
 from securevfl.core import checks, files
 from securevfl.core.conventions import Task as LabelTask
 from securevfl.core.errors import ConfigError, SecureVflError
 from securevfl.data.tables import PartyTable
+from securevfl.lab.methods import ALONE, IN_ONE_PLACE, method_family
 from securevfl.lab.one_run import (
     LeftOut,
     Recipe,

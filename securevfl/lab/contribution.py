@@ -37,20 +37,22 @@ from securevfl.models.alone.margins import MarginModel
 from securevfl.models.fitted_top import FittedTop
 from securevfl.models.task_metrics import LEVEL, TASK_METRICS, Targets, percentile_interval
 from securevfl.models.tasks import TaskHead
-from securevfl.runtime.kept_run import (
-    COST,
+from securevfl.runtime.coalitions import (
     NEVER_FEWER,
     BlockReleases,
+    SavedModels,
+    answers_in_blocks,
+    partners_of,
+)
+from securevfl.runtime.paired_estimates import (
     Coalition,
     CoalitionAnswer,
     Estimate,
     Figures,
-    SavedModels,
-    answers_in_blocks,
     draws_of,
     metric_functions,
-    partners_of,
 )
+from securevfl.runtime.released_table import COST
 from securevfl.runtime.run_folder import CONTRIBUTION, MEASURED_FORMAT, read_figures
 from securevfl.runtime.run_options import FederationSource
 from securevfl.runtime.simulation import RunResult

@@ -83,7 +83,7 @@ def demo_federation(*, seed: int) -> dict[str, Any]:
     """Return the demo's federation file.
 
     Encoders are class means: every secondary's ten numbers point at digits, and agreeing ones
-    add up. What this gains at which epsilon is printed by ``benchmarks/digits_privacy.py``.
+    add up. What this gains at which epsilon is printed by ``research/results/digits_privacy.py``.
     """
     source = digits_federation(
         seed=seed,

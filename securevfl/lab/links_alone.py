@@ -23,7 +23,8 @@ from securevfl.linkage.protections.protection import stack_similarities
 from securevfl.linkage.spec import LinkSpec
 from securevfl.linkage.stage.candidates import Candidates, find_candidates, same_keys, tied_beyond
 from securevfl.linkage.stage.link_cache import CachedLinks, LinkCache, links_to_cache
-from securevfl.linkage.stage.linking import Linker, protection_of, reveals_of
+from securevfl.linkage.stage.linkage_parts import protection_of, reveals_of
+from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import read_keys
 
 # FedSim's estimate, before any training, of what similarities are worth over simpler linkage.

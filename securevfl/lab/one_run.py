@@ -14,8 +14,7 @@ from typing import Any, Final
 import torch
 
 from securevfl.config.federation import FederationConfig
-from securevfl.config.methods import IN_ONE_PLACE, baseline_settings, method_family
-from securevfl.config.reading import linkable_config, method_source_of, parse_federation
+from securevfl.config.reading import linkable_config, parse_federation
 from securevfl.config.rules import require_trainable
 from securevfl.core import files, interrupts
 from securevfl.core.errors import ConfigError, PrivacyError, SecureVflError
@@ -23,8 +22,8 @@ from securevfl.core.progress import Observer
 from securevfl.data.tables import PartyTable
 from securevfl.federation.base import Base
 from securevfl.federation.run_plan import run_facts
+from securevfl.lab.methods import IN_ONE_PLACE, baseline_settings, method_family, method_source_of
 from securevfl.lab.pooled_methods import train_in_one_place
-from securevfl.runtime.primary_run import OwnModels
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.simulation import simulate_federation
 from securevfl.version import __version__
@@ -375,10 +374,9 @@ def _simulate(
         result = simulate_federation(
             own,
             tables,
-            options,
+            dataclasses.replace(options, fitted_base=base),
             with_alone=False,
             with_placebo=placebo,
-            own=OwnModels(fitted=base),
         )
         metrics, base = result.metrics, result.base
     figures = {name: metrics[name] for name in _KEPT}

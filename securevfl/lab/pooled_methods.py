@@ -13,7 +13,6 @@ from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostin
 from torch import Tensor
 
 from securevfl.config.federation import FederationConfig, key_spec, link_spec
-from securevfl.config.methods import JOINED, BoostingConfig, Settings
 from securevfl.core.conventions import derive_seed
 from securevfl.core.errors import DataError
 from securevfl.data.tables import PartyTable
@@ -21,6 +20,7 @@ from securevfl.federation.base import features_of, own_inputs, place_keys, train
 from securevfl.federation.build import primary_data
 from securevfl.federation.rounds.primary import PrimaryData
 from securevfl.federation.run_plan import run_facts
+from securevfl.lab.methods import JOINED, BoostingConfig, Settings
 from securevfl.linkage.spec import LinkedSecondary
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
@@ -448,7 +448,7 @@ def train_in_one_place(
     Args:
         config: The federation file, with the method's own settings.
         tables: The primary's table; and for methods that join, every party's, with the truth.
-        family: One of :data:`securevfl.config.methods.IN_ONE_PLACE`.
+        family: One of :data:`securevfl.lab.methods.IN_ONE_PLACE`.
         settings: How it is trained.
         device: Where to compute.
 
@@ -520,7 +520,7 @@ def require_fitting(
 
     Args:
         config: The federation file.
-        family: One of :data:`securevfl.config.methods.IN_ONE_PLACE`.
+        family: One of :data:`securevfl.lab.methods.IN_ONE_PLACE`.
         tables: The primary's table; and for methods that join, every party's.
 
     Raises:

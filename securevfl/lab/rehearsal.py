@@ -19,7 +19,6 @@ from securevfl.core.errors import ConfigError, DataError
 from securevfl.data.columns import Column, features_of_column
 from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.federation.base import Base, own_inputs
-from securevfl.runtime.primary_run import OwnModels
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.simulation import RunResult, simulate_federation
 
@@ -315,11 +314,10 @@ def _simulate(
         return simulate_federation(
             config,
             cast.tables,
-            RunOptions(run_folder=Path(folder)),
+            RunOptions(run_folder=Path(folder), fitted_base=fitted),
             with_alone=with_alone,
             # Where the primary alone answers, there is no gain for a placebo to explain.
             with_placebo="joint",
-            own=OwnModels(fitted=fitted),
             kept=False,
         )
 

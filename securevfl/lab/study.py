@@ -10,11 +10,11 @@ from typing import Any, Final
 import numpy as np
 
 from securevfl.config.federation import FederationConfig
-from securevfl.config.methods import ALONE, method_family
 from securevfl.core import files
 from securevfl.core.errors import ConfigError
 from securevfl.data.tables import PartyTable
 from securevfl.lab.engine import Done, Engine, Here, Place, RunObservers, Tell, Workers
+from securevfl.lab.methods import ALONE, method_family
 from securevfl.lab.on_ray import RayEngine
 from securevfl.lab.one_run import LeftOut, Run, RunFailure, Task, finished_run
 from securevfl.runtime.run_options import device_named

@@ -26,7 +26,7 @@ from securevfl.core import checks, files
 from securevfl.core.checks import strict_json
 from securevfl.core.errors import BudgetExceededError, ConfigError, PrivacyError, StorageError
 from securevfl.core.formatting import finite_or_none
-from securevfl.data.sources.settings import file_behind
+from securevfl.data.sources.source_files import file_behind
 from securevfl.data.tables import KeyTable
 from securevfl.dp.labels import LabelTotal, labels_total
 from securevfl.dp.release_plan import ReleasePlan

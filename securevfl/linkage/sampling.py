@@ -24,8 +24,9 @@ import scipy  # special functions load when they are first named
 from jaxtyping import Float64, Int64
 
 from securevfl.core import checks
-from securevfl.linkage.links import Chosen, LinkTable, Sample, eligible_ids, fill_slots
+from securevfl.linkage.links import Chosen, LinkTable, Sample, fill_slots
 from securevfl.linkage.metrics.metric import ComparedKeys
+from securevfl.linkage.nearest import eligible_ids
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -136,13 +137,11 @@ def pairs_of_picks(picked: LinkTable, *, num_rows: int) -> EligiblePairs:
     return EligiblePairs(starts=starts, records=record[order], distances=distance[order])
 
 
-# Links within a round's Poisson sample of a secondary's records.
-
 # Share of rows whose ranked list holds K sampled records; the others are linked anew.
 _SURVIVAL: Final = 0.999
 
 # Below this rate a list of K / q records costs more than a small tree a round
-# (benchmarks/linkage.py measures where the two meet).
+# (research/linkage/linkage.py measures where the two meet).
 _LOWEST_LIST_RATE: Final = 0.1
 
 # Longest ranked lists that are kept: 2^25 links of 16 bytes are 512 MiB.
@@ -290,9 +289,6 @@ def list_length(k: int, *, rate: float, records: int, survival: float = _SURVIVA
         else:
             high = middle
     return min(high, records)
-
-
-# Where the links of a round come from.
 
 
 @runtime_checkable

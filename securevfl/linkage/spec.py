@@ -1,108 +1,24 @@
-"""Settings of a linkage, the secret of the data parties, and the result at each party.
+"""Settings of a linkage, and its result at each party.
 
 :mod:`securevfl.config.federation` takes the settings from a federation file.
 """
 
-import hashlib
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
 from jaxtyping import Bool, Float32
 
-from securevfl.core.errors import ConfigError
 from securevfl.core.progress import LinksCounted
 from securevfl.core.waits import Wait
 from securevfl.linkage.links import Alignment, SimilarityScale
 from securevfl.linkage.metrics.metric import KeySpec
 from securevfl.linkage.sampling import LinkSource
 
-SECRET_FILE: Final = "linkage.secret"  # noqa: S105 - a file's name
-"""File of the linkage secret in a data party's own data root: no partner's file says where."""
-
 CACHE_FOLDER: Final = "linkage.cache"
 """Folder in a party's own data root where links are kept between runs, if its user has made it."""
-
-_FEWEST_BYTES: Final = 16
-_FRESH_BYTES: Final = 32
-_MOST_BYTES: Final = hashlib.blake2b.MAX_KEY_SIZE
-
-
-class LinkageSecret:
-    """A key of at least 128 bits; everything that encodings depend on is derived from it.
-
-    A holder can encode guesses and compare them with encodings. Data parties share it outside the
-    federation, and the coordinator must not have it.
-    """
-
-    __slots__ = ("_key",)
-
-    def __init__(self, key: bytes) -> None:
-        """Take a key of 16 to 64 random bytes.
-
-        Raises:
-            ConfigError: If it is shorter or longer.
-        """
-        if not _FEWEST_BYTES <= len(key) <= _MOST_BYTES:
-            raise ConfigError(
-                f"linkage secret: must have {_FEWEST_BYTES} to {_MOST_BYTES} bytes, got {len(key)}"
-            )
-        self._key = key
-
-    @classmethod
-    def fresh(cls) -> "LinkageSecret":
-        """Draw a new secret of 256 bits from the operating system."""
-        return cls(os.urandom(_FRESH_BYTES))
-
-    @classmethod
-    def from_file(cls, path: Path) -> "LinkageSecret":
-        """Read a secret that is written as hexadecimal digits.
-
-        Raises:
-            ConfigError: If the file cannot be read or holds something else.
-        """
-        try:
-            return cls(bytes.fromhex(path.read_text(encoding="ascii").strip()))
-        except OSError as error:
-            raise ConfigError(
-                f"linkage secret {path}: {error.strerror}; one of the data parties makes it "
-                f"(openssl rand -hex 32 > {SECRET_FILE}), and each saves a copy in its --data-root"
-            ) from None
-        except UnicodeDecodeError:
-            raise ConfigError(f"linkage secret {path}: must be hexadecimal digits") from None
-        except ConfigError:
-            raise
-        except ValueError:
-            raise ConfigError(f"linkage secret {path}: must be hexadecimal digits") from None
-
-    def subkey(self, *purpose: str) -> bytes:
-        """Return the 32-byte key of one purpose; other purposes' keys reveal nothing about it."""
-        return self._hash("subkey", *purpose)
-
-    def check_value(self, session: str) -> str:
-        """Return what parties compare before linking: equal if and only if their secrets are.
-
-        Args:
-            session: Differs from run to run, so that values cannot be recognised or replayed.
-
-        Reveals:
-            To the receiver: nothing but whether two secrets are equal.
-        """
-        return self._hash("check", session).hex()
-
-    def _hash(self, *words: str) -> bytes:
-        text = "\x1f".join(("securevfl-linkage", *words))
-        return hashlib.blake2b(text.encode(), key=self._key, digest_size=32).digest()
-
-    def __repr__(self) -> str:
-        return f"LinkageSecret({8 * len(self._key)} bits)"
-
-
-# Settings: which keys are compared, which links are chosen, which parties take part.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,17 +28,8 @@ class HidingSpec:
     protection: str = "none"
     """Name of the protection."""
 
-    cell: float | None = None
-    """Width of a grid cell, in the keys' unit; None compares all pairs."""
-
-    key_bits: int = 2048
-    """Bits of a Paillier modulus."""
-
-    pad_to: int | None = None
-    """Keys that a secondary announces in private set intersection; None: as many as it has."""
-
-    most_keys: int | None = None
-    """The most keys that a secondary may announce; None: by the primary's rows."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the file that the protection reads, by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +40,7 @@ class ChoiceSpec:
     """K, the links of a row."""
 
     by: Literal["rows", "records"] = "rows"
-    """Who chooses: each row its nearest records, or each record its nearest rows."""
+    """Side that chooses: each row its nearest records, or each record its nearest rows."""
 
     links_per_record: int | None = None
     """m, the most rows that a record may be linked to; None for no cap."""
@@ -183,7 +90,7 @@ class LinkRoles:
 
     primary: str
     secondaries: tuple[str, ...]
-    """In the order of their ranks."""
+    """Secondaries in the order of their ranks."""
 
     helpers: Mapping[str, str] = field(default_factory=dict)
     """Parties without a table by role, in the order of their ranks."""
@@ -244,15 +151,6 @@ class LinkSpec:
     written: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """The ``[linkage]`` table as it was written: kept links belong to one such text."""
 
-    @property
-    def cell_units(self) -> int:
-        """Width of a grid cell in units of quantised keys; 0 without cells."""
-        cell = self.hiding.cell
-        return 0 if cell is None else max(1, round(cell / self.keys.key_range().step))
-
-
-# Results at the primary and at each secondary, the same for every protection.
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LinkedPrimary:
@@ -262,13 +160,13 @@ class LinkedPrimary:
     """The primary's keys as a model takes them."""
 
     key_scale: KeyScale | None = None
-    """How they were scaled; None for texts."""
+    """Scaling of these keys; None for texts."""
 
     similarities: Float32[np.ndarray, "rows secondaries links"] | None = None
-    """One a link, NaN where a slot holds no record; None if the family reads none."""
+    """Similarity of each link, NaN where a slot holds no record; None if the family reads none."""
 
     announced: Mapping[str, int] | None = None
-    """How many keys each secondary announced in private set intersection."""
+    """Number of keys that each secondary announced; None where none does."""
 
     alignment: Alignment | None = None
     """Linked rows at each secondary; None where no model needs them."""
@@ -279,16 +177,16 @@ class LinkedSecondary:
     """Result of linking at one secondary."""
 
     source: LinkSource
-    """Where a round's links come from."""
+    """Source of the links of a round."""
 
     keys: Float32[np.ndarray, "records dimension"]
     """The secondary's keys as a model takes them, scaled as the primary's are."""
 
     key_scale: KeyScale | None = None
-    """How they were scaled; None for texts."""
+    """Scaling of these keys; None for texts."""
 
     primary_rows: int
-    """How many rows the primary has; links may be asked for no others."""
+    """Number of the primary's rows; links may be asked for no others."""
 
     similarities: Float32[np.ndarray, "rows links"] | None = None
     """Similarities for the primary, in the order of the links; None if the family reads none."""
@@ -304,7 +202,7 @@ class LinkedSecondary:
     """True if numeric keys of both parties have common ranges, where this party sees both."""
 
     counts: LinksCounted | None = None
-    """How many rows and records are linked; None where links are not counted."""
+    """Counts of linked rows and records; None where links are not counted."""
 
     figures: Mapping[str, Any]
     """Figures of the links for the party's log: counts, never a row or a record."""

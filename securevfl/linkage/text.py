@@ -16,8 +16,6 @@ import numpy as np
 from securevfl.core import checks
 from securevfl.core.errors import DataError
 
-# Text keys in one form: what counts as the same letter, and which texts are refused.
-
 # Edit distances up to this length fit 16 bits, which bounds the memory of a block.
 LONGEST_TEXT: Final = 65_535
 
@@ -103,8 +101,6 @@ def checked_texts(values: Sequence[Any] | np.ndarray, *, whose: str) -> list[str
         texts.append(text)
     return texts
 
-
-# How keys are spelled before they are compared: leading zeros, digits alone, the order of dates.
 
 DateOrder = Literal["day-first", "month-first"]
 

@@ -84,7 +84,7 @@ _PROJECTED_LIMIT: Final = 4.0
 _LEAST_RANK: Final = 0.01
 _SLOPE: Final = 1.5
 """At 1 ranks would be spread evenly over half a circle. At 1.5 the highest and the lowest sixth
-of the records lie at its ends, which did best behind noise (notebook/class-means.md)."""
+of the records lie at its ends, which did best behind noise (research/class_means/README.md)."""
 
 
 class PiecewiseLinear(nn.Module):

@@ -132,11 +132,8 @@ class StarCommunicator(Communicator):  # type: ignore[misc]
         if dst != PRIMARY_RANK or op is not None or async_op or not batched or len(tensors) != 1:
             _refuse(f"reduce(dst={dst}, op={op}, async_op={async_op}, batched={batched})")
         (share,) = tensors
-        if self._rank != PRIMARY_RANK:
-            self._wire.send_words(self._round_number, share)
-            return None
-        self._wire.add_words(self._round_number, share, self._active)
-        return [share]
+        self._wire.carry(self._round_number, share, self._active)
+        return [share] if self._rank == PRIMARY_RANK else None
 
 
 class CrypTenSumTo:
@@ -148,7 +145,12 @@ class CrypTenSumTo:
         Args:
             wire: Carries the words.
             masks: A secondary's own; None at the primary, which does not mask.
+
+        Raises:
+            ProtocolError: If a secondary has no masks, or the primary some.
         """
+        if wire.masked != (masks is not None):
+            raise ProtocolError("a secondary sends words under masks alone, the primary masks none")
         self._wire = wire
         self._masks = masks
 

@@ -74,21 +74,18 @@ class SumTo(Protocol):
 
 @runtime_checkable
 class WordWire(Protocol):
-    """What carries words: an authenticated, ordered star around the primary."""
+    """A party's end of an authenticated, ordered star around the primary, which carries words."""
 
-    def send_words(self, round_number: int, words: Words) -> None:
-        """Send a secondary's masked words to the primary.
-
-        Reveals:
-            To the primary: the words as they are.
-        """
+    @property
+    def masked(self) -> bool:
+        """True at a secondary, whose words go in under masks; False at the primary."""
         ...
 
-    def add_words(self, round_number: int, total: Words, ranks: Sequence[int]) -> None:
-        """Add to ``total``, at the primary, as many words from each of ``ranks``, as they come.
+    def carry(self, round_number: int, words: Words, ranks: Sequence[int]) -> None:
+        """Send a secondary's words, or add to the primary's as many from each of ``ranks``.
 
         Reveals:
-            Nothing more than was sent.
+            To the primary: a secondary's words as they are.
         """
         ...
 

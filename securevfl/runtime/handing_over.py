@@ -11,6 +11,7 @@ name ``__mp_main__``, as :mod:`multiprocessing` does: what stands under ``if __n
 import io
 import pickle  # noqa: TID251 - between this user's processes, never parties
 import sys
+from collections.abc import Mapping
 from multiprocessing import spawn
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +20,6 @@ from securevfl.core.errors import ConfigError, SecureVflError, in_one_line
 from securevfl.launch.child import is_launched
 from securevfl.models.family import AnyFamily
 from securevfl.models.registry import registration
-from securevfl.runtime.run_options import InMemory
 
 # What multiprocessing calls a main program's place.
 _SCRIPT: Final = "init_main_from_path"
@@ -27,11 +27,12 @@ _MODULE: Final = "init_main_from_name"
 _scripts_being_read: Final[list[str]] = []
 
 
-def dump(in_memory: InMemory, family: AnyFamily) -> bytes:
+def dump(in_memory: Mapping[str, Any], family: AnyFamily) -> bytes:
     """Return what :func:`load` reads in the process of a party.
 
     Args:
-        in_memory: What the party has from memory.
+        in_memory: Fields of the party's :class:`securevfl.runtime.run_options.PartyJob` that are in
+            no file.
         family: The federation's, which the process registers as this one did.
 
     Raises:
@@ -40,7 +41,7 @@ def dump(in_memory: InMemory, family: AnyFamily) -> bytes:
     content = io.BytesIO()
     by_name = _ByName(content)
     try:
-        by_name.dump((registration(family), in_memory))
+        by_name.dump((registration(family), dict(in_memory)))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise _not_importable(in_one_line(error)) from None
     # Modules are found where this process finds them, and before anything is read that needs one.
@@ -49,7 +50,7 @@ def dump(in_memory: InMemory, family: AnyFamily) -> bytes:
     return pickle.dumps(ahead) + content.getvalue()
 
 
-def load(path: Path) -> InMemory:
+def load(path: Path) -> dict[str, Any]:
     """Read what the launcher has handed to this process, and register its family.
 
     Raises:
@@ -66,8 +67,7 @@ def load(path: Path) -> InMemory:
             raise _not_importable(in_one_line(error)) from None
     if register is not None:
         register()
-    assert isinstance(in_memory, InMemory)
-    return in_memory
+    return dict(in_memory)
 
 
 def require_script_read() -> None:

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from securevfl.config.disclosure import require_covered_channels
 from securevfl.config.federation import FederationConfig
@@ -18,16 +18,21 @@ from securevfl.config.sections import parse_address
 from securevfl.core import errors, files, progress
 from securevfl.core.formatting import toml_text
 from securevfl.core.memory import give_back_memory, loading
+from securevfl.data.tables import PartyTable
 from securevfl.federation.checkpoint import has_begun
 from securevfl.federation.session.membership import idle_helpers
 from securevfl.launch.process import PartyCommand, PartyExit, PartyFailure
 from securevfl.launch.spawn import reserved_port, run_party_processes
 from securevfl.runtime import handing_over
-from securevfl.runtime.party import PartySession, party_session, run_helper, serve_as_helper
+from securevfl.runtime.metrics_file import RunFigures
+from securevfl.runtime.party import PartySession, party_session
 from securevfl.runtime.predictions import Predictions
-from securevfl.runtime.run_folder import RunFigures, write_figures
-from securevfl.runtime.run_options import InMemory, PartyJob, Program, RejoinDue, RunOptions
+from securevfl.runtime.run_folder import write_figures
+from securevfl.runtime.run_options import PartyJob, PredictionJob, Program, RejoinDue, RunOptions
 from securevfl.transport.identity import Identity, fleeting
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def going_on(command: PartyCommand, run_folder: Path) -> PartyCommand:
@@ -113,7 +118,8 @@ def train_in_processes(
     options: RunOptions,
     *,
     extra_figures: Callable[[], Mapping[str, Any]] = dict,
-    in_memory: Mapping[str, InMemory] = MappingProxyType({}),
+    tables: Mapping[str, PartyTable] = MappingProxyType({}),
+    with_alone: bool = True,
 ) -> RunFigures:
     """Run every party of a federation in its own process on this machine.
 
@@ -122,7 +128,8 @@ def train_in_processes(
         options: Where and how. The run folder gets no report. Observed are the primary's progress,
             every party's warnings and spending, and the ciphertexts that secondaries prepare.
         extra_figures: Returns figures of :class:`RunFigures` that join the others in the end.
-        in_memory: What parties have from no file, by name.
+        tables: Parties' tables by name, where they are in memory.
+        with_alone: Whether to find the local baseline, the primary's best model alone.
 
     Returns:
         The run's figures, as ``metrics.json`` has them.
@@ -133,6 +140,9 @@ def train_in_processes(
     Reveals:
         Between the processes: what a real federation reveals. This machine holds all of it.
     """
+    in_memory: dict[str, dict[str, Any]] = _tables_by_party(tables)
+    own = {"base": options.base, "top": options.top, "with_alone": with_alone}
+    in_memory.setdefault(config.primary.name, {}).update(own)
     content, exits = _run_parties(config, options, more=[], in_memory=in_memory)
     try:
         figures = RunFigures.from_json(content)
@@ -164,14 +174,19 @@ def pretrain_in_processes(
 
 
 def predict_in_processes(
-    config: FederationConfig, options: RunOptions, in_memory: Mapping[str, InMemory]
+    config: FederationConfig,
+    options: RunOptions,
+    prediction: PredictionJob,
+    *,
+    tables: Mapping[str, PartyTable] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Predict new rows, every party in its own process; see :func:`train_in_processes`.
 
     Args:
         config: The federation file.
         options: Of the run that trained.
-        in_memory: What parties have from no file, by name; of the primary the new rows.
+        prediction: The new rows.
+        tables: Parties' tables by name, where they are in memory.
 
     Returns:
         What :meth:`Predictions.metadata` says; the primary has written the file.
@@ -182,14 +197,14 @@ def predict_in_processes(
     Reveals:
         Between the processes: what a real request reveals. This machine holds all of it.
     """
-    asked = in_memory[config.primary.name].new_rows
-    assert asked is not None, "what for"
+    in_memory: dict[str, dict[str, Any]] = _tables_by_party(tables)
+    in_memory.setdefault(config.primary.name, {})["prediction"] = prediction
     content, _ = _run_parties(
         config,
         options,
         more=[],
         of_all=["--serve", "--once"],
-        without=[*asked.without, *idle_helpers(config)],
+        without=[*prediction.without, *idle_helpers(config)],
         in_memory=in_memory,
     )
     return dict(content)
@@ -199,9 +214,15 @@ def processes_with_program(
     config: FederationConfig,
     options: RunOptions,
     program: Program,
-    in_memory: Mapping[str, InMemory],
+    frames: "Mapping[str, pd.DataFrame]",
 ) -> None:
     """Run a program between all parties, each in its own process; see :func:`train_in_processes`.
+
+    Args:
+        config: The federation file, which pins the program.
+        options: Where and how.
+        program: The program.
+        frames: Parties' tables by name, where they are in memory.
 
     Raises:
         SecureVflError: The kind that fits where the failure began, naming the party.
@@ -211,7 +232,13 @@ def processes_with_program(
     """
     named = ["--program", str(program.path), "--function", program.function]
     without = [party.name for party in config.parties if party.role == "coordinator"]
+    in_memory = {name: {"frame": frame} for name, frame in frames.items()}
     _run_parties(config, options, more=[], of_all=named, without=without, in_memory=in_memory)
+
+
+def _tables_by_party(tables: Mapping[str, PartyTable]) -> dict[str, dict[str, Any]]:
+    """Return what parties have from memory: fields of :class:`PartyJob`, by party name."""
+    return {name: {"table": table} for name, table in tables.items()}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -228,7 +255,7 @@ class _PartiesHere:
         of_all: Sequence[str],
         of_primary: Sequence[str] = (),
         without: Collection[str] = (),
-        in_memory: Mapping[str, InMemory] = MappingProxyType({}),
+        in_memory: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
     ) -> list[PartyCommand]:
         """Return how each party is started.
 
@@ -237,7 +264,7 @@ class _PartiesHere:
             of_all: Arguments of all parties, which serve a kept model or run a program; else none.
             of_primary: More arguments of the primary.
             without: Parties that are not started.
-            in_memory: What parties have from no file, by name.
+            in_memory: Fields of :class:`PartyJob` that parties have from no file, by party name.
 
         Raises:
             ConfigError: If a process could not import the family, or what it has from memory.
@@ -271,7 +298,7 @@ class _PartiesHere:
                 handed={
                     _FEDERATION: federation,
                     _IDENTITY: self.identities[name].bundle(),
-                    _HANDED: handing_over.dump(in_memory.get(name, InMemory()), self.config.family),
+                    _HANDED: handing_over.dump(in_memory.get(name, {}), self.config.family),
                 },
             )
             for name in names
@@ -300,8 +327,7 @@ def parties_here(config: FederationConfig) -> Iterator[_PartiesHere]:
     require_covered_channels(config)
     require_helpers(config)
     identities = fleeting([party.name for party in config.parties])
-    assert config.primary.address is not None, "checked with the federation file"
-    host, port = parse_address(config.primary.address)
+    host, port = parse_address(config.primary.address or "")
     with ExitStack() as kept:
         if not port:
             try:
@@ -323,7 +349,7 @@ def _run_parties(
     more: Sequence[str],
     of_all: Sequence[str] = (),
     without: Sequence[str] = (),
-    in_memory: Mapping[str, InMemory] = MappingProxyType({}),
+    in_memory: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> tuple[Mapping[str, Any], dict[str, PartyExit]]:
     """Run all parties; return the primary's outcome, and how each process ended."""
     run_folder = options.run_folder
@@ -506,6 +532,6 @@ def _role_of(job: PartyJob) -> Callable[[PartySession], _Ended]:
         from securevfl.runtime.secondary_party import run_secondary
 
         return run_secondary
-    if serves:
-        return serve_as_helper
-    return run_helper
+    from securevfl.runtime.helper_party import run_helper, serve_as_helper
+
+    return serve_as_helper if serves else run_helper

@@ -169,17 +169,16 @@ def predictions_of(
         outputs: Shape (rows, outputs).
         head: The task.
         classes: The label of each class number; None for a regression.
-        label_scaler: Brings a regression's outputs back to the label's unit.
+        label_scaler: Brings a regression's outputs back to the label's unit; None: they are in it.
         threshold: Probability above which a row counts as the second class, of two.
         rows: The name of each row.
     """
     scores = outputs.detach().double().cpu()
     probabilities = None
     if head.task == "regression":
-        assert label_scaler is not None, "a regression standardises its labels"
-        values = scores[:, 0].numpy() * label_scaler.deviation + label_scaler.mean
+        scaler = label_scaler or LabelScaler(mean=0.0, deviation=1.0)
+        values = scores[:, 0].numpy() * scaler.deviation + scaler.mean
     else:
-        assert classes is not None, "classes have labels"
         if head.task == "binary":
             second = torch.sigmoid(scores[:, 0])
             probabilities = torch.stack([1 - second, second], dim=1).numpy()
@@ -188,7 +187,7 @@ def predictions_of(
         else:
             probabilities = torch.softmax(scores, dim=1).numpy()
             number = probabilities.argmax(axis=1)
-        values = np.array(classes, dtype=object)[number]
+        values = np.array(classes or range(probabilities.shape[1]), dtype=object)[number]
     return Predictions(
         rows=rows,
         values=values,

@@ -26,12 +26,16 @@ from securevfl.federation.session import handshake, membership
 from securevfl.ledger.countersigning import Countersigning
 from securevfl.linkage.spec import LinkedPrimary, LinkSpec
 from securevfl.linkage.stage.link_cache import LinkCache
-from securevfl.linkage.stage.linking import LinkageInput, link_as_primary, reveals_of
-from securevfl.runtime.party import PartySession, countersigner
-from securevfl.runtime.predicting import LinkedRequest, Request, SessionWithPartners
+from securevfl.linkage.stage.linkage_parts import reveals_of
+from securevfl.linkage.stage.linking import LinkageInput, link_as_primary
+from securevfl.runtime.countersigning_party import countersigner
+from securevfl.runtime.final_figures import measure_run
+from securevfl.runtime.metrics_file import RunFigures
+from securevfl.runtime.party import PartySession
+from securevfl.runtime.prediction_request import Request, expected_blocks
+from securevfl.runtime.prediction_session import LinkedRequest, SessionWithPartners
 from securevfl.runtime.predictions import Predictions
-from securevfl.runtime.primary_run import OtherParties, OwnModels, PrimaryRun, report_alignment
-from securevfl.runtime.run_folder import RunFigures
+from securevfl.runtime.primary_run import PrimaryRun
 from securevfl.runtime.run_options import RejoinDue
 from securevfl.stages.class_means.class_means_stage import ClassMeansPrimary
 from securevfl.stages.pretraining.pretraining_stage import pretrain_as_primary, write_pretraining
@@ -45,11 +49,21 @@ class PrimarySession:
     def __init__(self, party: PartySession, transport: PrimaryTransport) -> None:
         self.party = party
         self.transport = transport
-        self.facts: run_plan.RunFacts | None = None
-        """Facts that all parties received; None until they are welcomed."""
+        self._facts: run_plan.RunFacts | None = None
         self.countersigning: Countersigning | None = None
         """None until the first ledger of the session is open at all parties."""
         self._waits = party.config.waits
+
+    @property
+    def facts(self) -> run_plan.RunFacts:
+        """Facts that all parties received when they were welcomed.
+
+        Raises:
+            ProtocolError: If none was welcomed.
+        """
+        if self._facts is None:
+            raise ProtocolError("no party was welcomed to this session")
+        return self._facts
 
     def wait(self, callers: Collection[str], timeout_s: float, **enough: Any) -> Collection[str]:
         """Listen, and wait until the parties have joined.
@@ -83,7 +97,7 @@ class PrimarySession:
         Reveals:
             To every caller: what :class:`securevfl.federation.messages.Welcome` says.
         """
-        self.facts = facts
+        self._facts = facts
         limits = handshake.session_limits(self.party.config, facts, self.transport.limits)
         self.transport.widen(limits)
         self.transport.broadcast(list(hellos), handshake.welcome(hellos, facts).to_message())
@@ -101,7 +115,6 @@ class PrimarySession:
     def countersign(self) -> Countersigning:
         """Countersign all ledgers at the session's start, once."""
         if self.countersigning is None:
-            assert self.facts is not None, "welcomed before"
             self.countersigning = Countersigning(
                 countersigner(self.party, self.facts, session=self.transport.session),
                 self.transport,
@@ -157,9 +170,8 @@ def primary_session(
         without: Parties that are turned away.
     """
     config = party.config
-    assert config.primary.address is not None, "checked with the federation file"
     with PrimaryTransport(
-        parse_address(party.job.listen or config.primary.address),
+        parse_address(party.job.listen or config.primary.address or ""),
         party.identity,
         party.pinned,
         new_session(),
@@ -184,7 +196,7 @@ def run_primary(party: PartySession) -> RunFigures | dict[str, Any] | RejoinDue:
         rounds say.
     """
     config, job = party.config, party.job
-    require_estimator(config, job.in_memory.base, job.in_memory.top)
+    require_estimator(config, job.base, job.top)
     files.require_writable_folder(job.run_folder)
     table = party.read_table()
     split, facts = run_plan.run_facts(config, table)
@@ -209,7 +221,7 @@ def run_primary(party: PartySession) -> RunFigures | dict[str, Any] | RejoinDue:
         class_means = (
             ClassMeansPrimary.over(session.transport, plan) if plan.fits_class_means else None
         )
-        run = _build(session, plan, table, split, linked, presence, class_means, recorder)
+        run = _begin(session, plan, table, split, linked, presence, class_means, recorder)
         run.linked_rows = linked_rows
         run.pretraining = pretrain_as_primary(
             plan,
@@ -239,11 +251,12 @@ def run_primary(party: PartySession) -> RunFigures | dict[str, Any] | RejoinDue:
         return write_pretraining(
             job.run_folder, run.pretraining, session.traffic(), alignment=run.alignment
         )
-    return run.finish(
+    return measure_run(
+        run,
         job.run_folder,
         mode="federated",
         traffic=session.traffic(),
-        with_alone=job.in_memory.with_alone,
+        with_alone=job.with_alone,
     )
 
 
@@ -285,7 +298,7 @@ def _count_links(session: PrimarySession, plan: run_plan.RunPlan) -> dict[str, A
     return require_link_counts(plan, {name: came[name] for name in secondaries}, party.observe)
 
 
-def _build(
+def _begin(
     session: PrimarySession,
     plan: run_plan.RunPlan,
     table: PartyTable,
@@ -297,41 +310,29 @@ def _build(
 ) -> PrimaryRun:
     """Build the primary's half of the network and its exchange with the secondaries."""
     party, config = session.party, session.party.config
-    name = config.primary.name
     data = primary_data(config, table, split, linked, device=party.job.device)
-    alignment = report_alignment(
-        config,
-        linked.alignment,
-        training_rows=len(data.training_rows),
-        log=party.files.log,
-        observe=party.observe,
-    )
     if config.training.rows == "aligned":
         rows = messages.TrainingRows(rows=len(data.training_rows))
         session.transport.broadcast(list(plan.secondaries.values()), rows.to_message())
-    run = PrimaryRun(
+    exchange = RoundExchange(
+        session.peers(plan, work_s=config.waits.work.primary_s),
+        plan.cut,
+        device=party.job.device,
+        ledger=party.files.ledger,
+        recorder=recorder,
+    )
+    return PrimaryRun(
         plan,
         table,
         data,
         linked,
         party.files,
-        OtherParties(
-            exchange=RoundExchange(
-                session.peers(plan, work_s=config.waits.work.primary_s),
-                plan.cut,
-                device=party.job.device,
-            ),
-            traffic=lambda: sum(session.traffic()[name].values()),
-            countersigning=session.countersigning,
-            fit_class_means=class_means,
-            presence=presence,
-            recorder=recorder,
-        ),
-        observe=party.observe,
-        own=OwnModels(base=party.job.in_memory.base, top=party.job.in_memory.top),
+        exchange,
+        party.job,
+        countersigning=session.countersigning,
+        presence=presence,
+        fit_class_means=class_means,
     )
-    run.alignment = alignment
-    return run
 
 
 def _greet(
@@ -426,7 +427,6 @@ class PredictingPrimary(SessionWithPartners):
 
     def __init__(self, session: PrimarySession, model: SavedModel) -> None:
         party, facts = session.party, session.facts
-        assert facts is not None, "welcomed before"
         super().__init__(
             party.config,
             model,
@@ -489,7 +489,12 @@ class PredictingPrimary(SessionWithPartners):
         yield LinkedRequest(
             primary=link_as_primary(place, session.transport, observe),
             exchange=RoundExchange(
-                session.peers(plan), plan.cut, device=party.job.device, rounds=self._rounds
+                session.peers(plan),
+                plan.cut,
+                device=party.job.device,
+                rounds=self._rounds,
+                ledger=ledger,
+                blocks=expected_blocks(plan),
             ),
             ledgers=[ledger],
         )
@@ -548,8 +553,9 @@ def predict_once(party: PartySession) -> Predictions:
     Reveals:
         What :meth:`PredictingPrimary.ask` says.
     """
-    job, config, asked = party.job, party.config, party.job.in_memory.new_rows
-    assert asked is not None, "said where the job was made"
+    job, config, asked = party.job, party.config, party.job.prediction
+    if asked is None:
+        raise ConfigError("--serve: the primary asks; run securevfl predict RUN --identity DIR")
     files.require_writable_folder(asked.out.parent, what="folder of --out")
     model = load_model(job.folder / FOLDER, config, party=job.name)
     try:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from securevfl.data.tables import PartyTable
-    from securevfl.runtime.predicting import NamedRows
+    from securevfl.federation.base import Base
+    from securevfl.runtime.new_rows import NamedRows
 
 FederationSource = str | Path | FederationConfig
 """A federation: the path of its file, or what :func:`securevfl.read_federation` returned."""
@@ -34,6 +35,22 @@ def resolve_federation(
         return federation, data_root or Path()
     path = Path(federation)
     return read_federation(path, only_linkage=only_linkage), data_root or path.parent
+
+
+def require_known(settings: Mapping[str, Any], kind: type[Any]) -> None:
+    """Refuse an unknown keyword argument.
+
+    Args:
+        settings: Keyword arguments by name.
+        kind: The ``TypedDict`` that names those there are.
+
+    Raises:
+        ConfigError: Naming it, and the one that was probably meant.
+    """
+    for name in settings:
+        if name not in kind.__annotations__:
+            meant = checks.did_you_mean(name, kind.__annotations__)
+            raise ConfigError(f"{name}: no such setting{meant}")
 
 
 _CPU: Final = torch.device("cpu")
@@ -57,6 +74,13 @@ class RunOptions:
     record_mib: float | None = None
     """MiB of what a party of this process receives and holds, which it records in its own folder
     for attacks on it; None records nothing."""
+    base: Any = None
+    """An estimator of scikit-learn, where the file's ``base.estimator`` is ``python``."""
+    top: Any = None
+    """The same where ``model.top`` is one from Python."""
+    fitted_base: "Base | None" = None
+    """The base of another run of the same table, seed and ``[base]``; taken if its rows were split
+    alike."""
 
     def __post_init__(self) -> None:
         if self.record_mib is not None:
@@ -135,39 +159,13 @@ def warnings_about(config: FederationConfig) -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class NewRows:
+class PredictionJob:
     """The primary's new rows, and where their predictions go."""
 
     named: "NamedRows"
     out: Path
     without: tuple[str, ...] = ()
     """Secondaries that are absent."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class InMemory:
-    """What a party has from Python's memory, and from no file."""
-
-    table: "PartyTable | None" = None
-    """Its table; None: the federation file says where it is."""
-    base: Any = None
-    """An estimator of scikit-learn, where the file's ``base.estimator`` is ``python``."""
-    top: Any = None
-    """The same where ``model.top`` is one from Python."""
-    with_alone: bool = True
-    """Also find the local baseline, the primary's best model alone."""
-    frame: "pd.DataFrame | None" = None
-    """Its table as it is, where the parties run a program."""
-    new_rows: NewRows | None = None
-    """New rows that the primary requests predictions for, where it serves."""
-
-
-def of_tables(tables: "Mapping[str, PartyTable] | None", primary: str) -> dict[str, InMemory]:
-    """Return what parties have from memory: their tables, if any, and the primary an entry."""
-    return {
-        primary: InMemory(),
-        **{n: InMemory(table=table) for n, table in (tables or {}).items()},
-    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,8 +214,14 @@ class PartyJob(RunOptions):
     """Answer requests with the model that this party has kept, and do not train."""
     serves_on: bool = False
     """Wait for the next session when one has ended."""
-    in_memory: InMemory = InMemory()
-    """Inputs from Python's memory, which are in no file."""
+    table: "PartyTable | None" = None
+    """Its table, where it is in memory; None: the federation file says where it is."""
+    frame: "pd.DataFrame | None" = None
+    """Its table as it is, where the parties run a program."""
+    with_alone: bool = True
+    """Also find the local baseline, the primary's best model alone."""
+    prediction: PredictionJob | None = None
+    """New rows that the primary requests predictions for, where it serves."""
     program: Program | None = None
     """Program that all parties run together, where they do not train."""
     after_loss: bool = False

@@ -12,7 +12,7 @@ from securevfl.config.federation import FederationConfig, key_spec
 from securevfl.config.sections import PartySettings
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.progress import Observer, Warned, unheard
-from securevfl.data import party_tables
+from securevfl.data import party_tables, split_columns
 from securevfl.data.scaling import ColumnSettings
 from securevfl.data.schema import TableSchema
 from securevfl.data.sources.read import ignore_note, read_frame
@@ -20,7 +20,7 @@ from securevfl.data.sources.settings import Wanted
 from securevfl.data.tables import PartyTable
 from securevfl.federation.saved_model import SavedModel
 from securevfl.linkage.stage.party_keys import keys_of_frame
-from securevfl.runtime.predicting import NamedRows
+from securevfl.runtime.new_rows import NamedRows
 
 
 def read_party(
@@ -67,7 +67,7 @@ def read_party(
         table = party_tables.fit_party_table(frame, roles, settings, name=party.name, where=where)
         column = _split_column(config, party)
         if column is not None:
-            split_by = party_tables.split_places(
+            split_by = split_columns.split_places(
                 frame, column, kind=_split_kind(config), where=where
             )
             table = replace(table, split_by=split_by)
@@ -303,8 +303,7 @@ def rows_of_table(model: SavedModel, table: PartyTable) -> NamedRows:
         ConfigError: If the model's schema is damaged.
         DataError: If they were encoded in another way than those of training.
     """
-    assert model.primary is not None, "the primary predicts"
-    differs = table.classes is not None and table.classes != model.primary.classes
+    differs = table.classes is not None and table.classes != model.primary_part.classes
     if table.schema is not None and model.schema is not None:
         kept = schema_of(model)
         differs |= (table.schema.columns, table.schema.keys) != (kept.columns, kept.keys)

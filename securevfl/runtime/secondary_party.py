@@ -14,7 +14,6 @@ from securevfl.core.files import write_json
 from securevfl.core.progress import PartyDone, Warned, event_fields
 from securevfl.data.tables import PartyTable
 from securevfl.federation import messages
-from securevfl.federation.build import build_secondary, save_secondary
 from securevfl.federation.link_counts import link_count
 from securevfl.federation.over_star import serve, sum_from_secondary
 from securevfl.federation.rounds.recording import recording
@@ -33,20 +32,18 @@ from securevfl.ledger.countersigning import (
 )
 from securevfl.linkage.spec import LinkedSecondary
 from securevfl.linkage.stage.link_cache import LinkCache
-from securevfl.linkage.stage.linking import LinkageInput, link_as_secondary, reveals_of
+from securevfl.linkage.stage.linkage_parts import reveals_of
+from securevfl.linkage.stage.linking import LinkageInput, link_as_secondary
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.mpc.masks import PairwiseMasks
 from securevfl.mpc.sum_to import SumTo
-from securevfl.runtime.party import (
-    PartySession,
-    countersigner,
-    join,
-    require_same_parties,
-    serve_sessions,
-)
-from securevfl.runtime.predicting import KeptSecondary, prediction_spec
-from securevfl.runtime.run_folder import OWN_FACTS, write_explanation
+from securevfl.runtime.countersigning_party import countersigner
+from securevfl.runtime.joining import join, require_same_parties, serve_sessions
+from securevfl.runtime.party import PartySession
+from securevfl.runtime.prediction_request import KeptSecondary, prediction_spec
+from securevfl.runtime.run_folder import OWN_FACTS
 from securevfl.runtime.run_options import RejoinDue
+from securevfl.runtime.secondary_run import begin_secondary, keep_secondary
 from securevfl.stages.class_means.class_means_stage import ClassMeansCall, ClassMeansSecondary
 from securevfl.stages.pretraining.pretraining_stage import finish_pretraining, pretraining_secondary
 from securevfl.stages.programs.computing import context_of
@@ -119,7 +116,7 @@ class SecondarySession:
 def secondary_session(
     party: PartySession, *, run: str, predicts: bool = False
 ) -> Iterator[SecondarySession]:
-    """Join the session that the primary holds; see :func:`securevfl.runtime.party.join`."""
+    """Join the session that the primary holds; see :func:`securevfl.runtime.joining.join`."""
     with join(party, run=run, predicts=predicts) as star:
         session = SecondarySession(party, star)
         try:
@@ -151,7 +148,7 @@ def run_secondary(party: PartySession) -> RejoinDue | None:
         party.open_ledger(plan)
         if not run:
             _begin(files, facts.run)
-        session.ready(frozen=plan.frozen)
+        countersigning = session.ready(frozen=plan.frozen)
         linked = _link(session, plan, table)
         if plan.releases.linked_rows is not None:
             _tell_link_count(session, plan, linked)
@@ -161,14 +158,22 @@ def run_secondary(party: PartySession) -> RejoinDue | None:
         plan = _align_plan(session, plan)
         epoch = plan.facts.resume_epoch
         away = own_epoch(files.checkpoints.epochs(), plan.facts) < epoch
-        secondary = _build(party, plan, table, linked)
+        secondary = begin_secondary(
+            plan, party.job.name, table, linked, files, device=party.job.device
+        )
+        secondary.log = files.log
         try:
             if not _serve_recorded(
-                session, plan, table, secondary, linked, came_back=epoch if away else 0
+                session,
+                plan,
+                table,
+                secondary,
+                linked,
+                countersigning,
+                came_back=epoch if away else 0,
             ):
                 return RejoinDue(parties=())
-            save_secondary(plan, table, linked, secondary, files.ledger, folder=party.job.folder)
-            write_explanation(party.job.folder, secondary.explanation())
+            keep_secondary(plan, table, linked, secondary, files)
         finally:
             secondary.close()
     if secondary.not_finite:
@@ -249,33 +254,6 @@ def _align_plan(session: SecondarySession, plan: RunPlan) -> RunPlan:
     return replace(plan, training_rows=training_rows.rows)
 
 
-def _build(
-    party: PartySession, plan: RunPlan, table: PartyTable, linked: LinkedSecondary
-) -> Secondary:
-    """Build this party's half of the network, from its checkpoint where the run is resumed."""
-    config = party.config
-    secondary = build_secondary(
-        plan,
-        config.party(party.job.name),
-        table,
-        linked,
-        party.files.ledger,
-        files=party.files.checkpoints.files,
-        device=party.job.device,
-    )
-    secondary.log = party.files.log
-    checkpoints, epoch = party.files.checkpoints, plan.facts.resume_epoch
-    own = 0 if plan.frozen else own_epoch(checkpoints.epochs(), plan.facts)
-    if own:
-        # With the encoder of its last epoch, however far the others have gone since.
-        checkpoints.load(own, partial(secondary.resume, epoch))
-    elif party.files.resume:
-        checkpoints.forget_after(0)
-        if not plan.frozen:
-            secondary.validator.start_after(epoch)
-    return secondary
-
-
 def _not_finite(name: str, times: int) -> str:
     return (
         f"{name}: {times} times a record, a row or a step was not finite and counted as zero; look "
@@ -300,6 +278,7 @@ def _serve_recorded(
     table: PartyTable,
     secondary: Secondary,
     linked: LinkedSecondary,
+    countersigning: Countersigning,
     *,
     came_back: int,
 ) -> bool:
@@ -311,7 +290,7 @@ def _serve_recorded(
         if recorder is not None:
             samples = plan.config.privacy.sampling_rate < 1
             recorder.attend(secondary, samples=samples)
-        done = _serve(session, plan, table, secondary, linked, came_back=came_back)
+        done = _serve(session, plan, table, secondary, linked, countersigning, came_back=came_back)
         if recorder is not None:
             recorder.hold_secondary(secondary, batch=plan.config.training.batch_size)
             recorder.hold_keys(table)
@@ -324,6 +303,7 @@ def _serve(
     table: PartyTable,
     secondary: Secondary,
     linked: LinkedSecondary,
+    countersigning: Countersigning,
     *,
     came_back: int,
 ) -> bool:
@@ -331,8 +311,7 @@ def _serve(
 
     It is not where all parties join another session.
     """
-    party, star, countersigning = session.party, session.star, session.countersigning
-    assert countersigning is not None, "countersigned before it links"
+    party, star = session.party, session.star
     keeper = EpochSaver(secondary, party.files.checkpoints, came_back=came_back)
 
     def end_epoch(mark: messages.EpochMark) -> None:

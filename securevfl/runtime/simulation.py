@@ -2,11 +2,11 @@
 
 import contextlib
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import pandas as pd
 from torch import Tensor
@@ -18,29 +18,32 @@ from securevfl.core import files
 from securevfl.core.conventions import stream
 from securevfl.core.errors import ConfigError
 from securevfl.core.formatting import Summarised, curve_html, epsilon_in_words
-from securevfl.core.progress import Observer, Stage, Warned, event_fields, unheard
+from securevfl.core.progress import Stage, Warned, event_fields
 from securevfl.core.threads import few_threads
 from securevfl.data.tables import PartyTable
 from securevfl.federation.base import Base, require_estimator
-from securevfl.federation.build import build_secondary, primary_data, save_secondary
+from securevfl.federation.build import primary_data
 from securevfl.federation.checkpoint import last_common
 from securevfl.federation.link_counts import book_link_counts, link_count, require_link_counts
 from securevfl.federation.rounds.in_process import SimulatedExchange
 from securevfl.federation.rounds.recording import Recorder, recording
 from securevfl.federation.rounds.secondary import EpochSaver, Secondary
-from securevfl.federation.run_plan import RunPlan, plan_run, run_facts
+from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run, run_facts
 from securevfl.federation.session.peers import PeersHere
 from securevfl.ledger.ledger import lines_of_run
 from securevfl.linkage.spec import LinkedSecondary
-from securevfl.linkage.stage.linking import Linker, protection_of
+from securevfl.linkage.stage.linkage_parts import protection_of
+from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.models.layers import PositionsTaken
 from securevfl.runtime import run_folder
+from securevfl.runtime.final_figures import measure_run
 from securevfl.runtime.predictions import Predictions
-from securevfl.runtime.primary_run import OtherParties, OwnModels, PrimaryRun, report_alignment
+from securevfl.runtime.primary_run import PrimaryRun
 from securevfl.runtime.run_options import RunOptions, require_precision
 from securevfl.runtime.run_tables import table_warnings
-from securevfl.runtime.trained_run import TrainedRun
+from securevfl.runtime.secondary_run import begin_secondary, keep_secondary
+from securevfl.runtime.trained_run import RequestSettings, TrainedRun
 from securevfl.stages.class_means.class_means_stage import class_means_in_process
 from securevfl.stages.pretraining import pretraining_stage
 
@@ -94,55 +97,28 @@ class RunResult(Summarised):
         """Return what notebooks show: the main figures, and the training rounds' losses."""
         return super()._repr_html_() + curve_html(self.losses, caption="loss of training rounds")
 
-    def predict(
-        self,
-        rows: Any,
-        *,
-        id_column: str | None = None,
-        without: Sequence[str] = (),
-        out: str | Path | None = None,
-        observe: Observer = unheard,
-    ) -> Predictions:
-        """Predict new rows of the primary with the model of this run.
-
-        Every call is a request like one of ``securevfl predict``: under a promise, every party's
-        ledger is charged for it, and ``[prediction] epsilon`` is what all of them may spend.
+    def predict(self, rows: Any, **request: Unpack[RequestSettings]) -> Predictions:
+        """Predict new rows of the primary with the model of this run; see :class:`TrainedRun`.
 
         Args:
-            rows: A frame (pandas, polars, pyarrow) or the path of a file, with the columns of the
-                table of training, in any order and among others; or a :class:`PartyTable` that is
-                encoded as that table was, of a simulation alone. Labels are not needed; with them
-                there are metrics.
-            id_column: The column that names rows; None numbers them from 1 on.
-            without: Secondaries that are absent: they are not asked, and not waited for.
-            out: A file that gets the predictions too.
-            observe: Called with progress.
-
-        Returns:
-            Predictions in the order of the rows.
+            rows: As of :meth:`TrainedRun.predict`.
+            **request: See :class:`RequestSettings`.
 
         Raises:
-            BudgetExceededError: If a party's ledger has no room for the request; nothing was
-                released then.
-            ConfigError: If the run has kept no model, or its folder is gone.
-            DataError: If the rows' columns are not those of training.
+            ConfigError: If the run has only pretrained; and what :meth:`TrainedRun.predict` raises.
 
         Reveals:
-            Of a simulation, nothing: everything is in one process. Of a run of ``sv.train``, what
-            a real request reveals between this machine's processes.
+            What :meth:`TrainedRun.predict` says.
         """
         if self.trained is None:
             raise ConfigError("the run has pretrained encoders, and there is no model to predict")
-        path = None if out is None else Path(out)
-        return self.trained.predict(
-            rows, id_column=id_column, without=without, out=path, observe=observe
-        )
+        return self.trained.predict(rows, **request)
 
     def features(self, *, own: bool = False) -> pd.DataFrame:
         """Return what a frozen run has released, for models of the primary's own.
 
         It costs nothing, however often it is asked for: see
-        :func:`securevfl.runtime.kept_run.released_table`, which says what the columns and
+        :func:`securevfl.runtime.released_table.released_table`, which says what the columns and
         ``attrs["securevfl"]`` are.
 
         Args:
@@ -165,7 +141,6 @@ def simulate_federation(
     tables: Mapping[str, PartyTable],
     options: RunOptions,
     *,
-    own: OwnModels = OwnModels(),  # noqa: B008 - frozen
     with_alone: bool = True,
     with_placebo: bool | Literal["joint"] = False,
     pretrain_only: bool = False,
@@ -177,7 +152,6 @@ def simulate_federation(
         config: The federation file.
         tables: Every party's table, by name.
         options: Where and how; the run folder gets no report.
-        own: Models from Python.
         with_alone: Find the best model of the primary alone too; None is reported for it otherwise.
         with_placebo: Train once more with each partner's rows permuted against its keys, and report
             how much of the gain comes from the partners. ``"joint"``: only where the joint model
@@ -192,7 +166,7 @@ def simulate_federation(
         Everything is in one process: a simulation protects nobody's table.
     """
     require_covered_channels(config)
-    require_estimator(config, own.base, own.top)
+    require_estimator(config, options.base, options.top)
     require_precision(config, options.device)
     files.require_writable_folder(options.run_folder)
     for party in config.table_parties:
@@ -203,7 +177,7 @@ def simulate_federation(
             numbers = sum(table.features.size + table.keys.size for table in tables.values())
             held.enter_context(few_threads(numbers * config.model.neighbours))
         simulation = _Simulation(config, tables, options, held)
-        run = simulation.begin(own)
+        run = simulation.begin()
         run.pretraining = simulation.pretrain(run)
         if pretrain_only:
             figures = pretraining_stage.write_pretraining(
@@ -218,8 +192,9 @@ def simulate_federation(
         wanted = answers if with_placebo == "joint" else with_placebo
         if wanted and run.tested is not None:
             options.observe(Stage(text="placebo: the same training with partners' rows permuted"))
-            run.placebo = simulation.placebo(replace(own, fitted=run.base))
-        final_figures = run.finish(
+            run.placebo = simulation.placebo(run.base)
+        final_figures = measure_run(
+            run,
             options.run_folder,
             mode="simulated",
             traffic={},
@@ -265,14 +240,17 @@ class _Simulation:
         tables: Mapping[str, PartyTable],
         options: RunOptions,
         held: contextlib.ExitStack,
+        *,
+        links: "_Links | None" = None,
     ) -> None:
-        """Open every party's files.
+        """Open every party's files, plan the run, and link.
 
         Args:
             config: The federation file.
             tables: Every party's table, by name.
             options: Where and how.
             held: Closes files and secondaries in the end.
+            links: Links of another run of the same keys; None links.
         """
         self._config, self._tables, self._options, self._held = config, tables, options, held
         self._files = held.enter_context(
@@ -280,96 +258,90 @@ class _Simulation:
                 config, config.table_parties, options.run_folder, resume=options.resume
             )
         )
-        self._links: _Links | None = None
+        self._split, facts = run_facts(config, tables[config.primary.name])
+        if options.resume:
+            facts = replace(facts, run=self._resumed_run())
+        self._plan = plan_run(config, facts)
+        for party_files in self._files.values():
+            party_files.open_ledger(self._plan)
+        self._links = self._link() if links is None else links
         self._secondaries: dict[str, Secondary] = {}
         self._recorders: dict[str, Recorder] = {}
 
-    def begin(self, own: OwnModels) -> PrimaryRun:
-        """Plan the run, link, and build all parties' halves of the network.
+    def begin(self) -> PrimaryRun:
+        """Build all parties' halves of the network.
 
         Where a run is resumed, they are taken from their checkpoints.
-
-        Args:
-            own: Models from Python.
         """
-        config, options, name = self._config, self._options, self._config.primary.name
-        split, facts = run_facts(config, self._tables[name])
-        if options.resume:
-            facts = replace(facts, run=self._resumed_run())
-        plan = plan_run(config, facts)
-        for file in self._files.values():
-            file.open_ledger(plan)
-        links = self._links = self._links or self._link(plan)
-        linked = links.linker.primary
-        data = primary_data(config, self._tables[name], split, linked, device=options.device)
-        plan = replace(plan, training_rows=len(data.training_rows))
-        alignment = report_alignment(
-            config,
-            linked.alignment,
-            training_rows=plan.training_rows,
-            log=self._files[name].log,
-            observe=options.observe,
+        config, options, links = self._config, self._options, self._links
+        name, linked = config.primary.name, links.linker.primary
+        table, own = self._tables[name], self._files[name]
+        data = primary_data(config, table, self._split, linked, device=options.device)
+        plan = replace(
+            self._plan, facts=self._start(self._plan.facts), training_rows=len(data.training_rows)
         )
         self._record(plan.facts.run)
         for party in config.secondaries:
-            files = self._files[party.name]
-            self._secondaries[party.name] = secondary = build_secondary(
+            self._secondaries[party.name] = secondary = begin_secondary(
                 plan,
-                party,
+                party.name,
                 self._tables[party.name],
                 links.secondaries[party.name],
-                files.ledger,
-                files=files.checkpoints.files,
+                self._files[party.name],
                 device=options.device,
             )
             self._held.callback(secondary.close)
             if party.name in self._recorders:
                 samples = config.privacy.sampling_rate < 1
                 self._recorders[party.name].attend(secondary, samples=samples)
-        if options.resume:
-            saved = [file.checkpoints.pretraining_iterations() for file in self._files.values()]
-            epoch, pretraining = (
-                self._resume_epoch(plan),
-                pretraining_stage.common_start(config, saved),
-            )
-            facts = replace(plan.facts, resume_epoch=epoch, resume_pretraining=pretraining)
-            plan = replace(plan, facts=facts)
-        else:
-            for file in self._files.values():
-                file.checkpoints.begin(plan.facts.run)
+        if not options.resume:
+            for party_files in self._files.values():
+                party_files.checkpoints.begin(plan.facts.run)
         run_folder.write_federation(options.run_folder, config)
         by_rank = {plan.ranks[party]: partner for party, partner in self._secondaries.items()}
+        exchange = SimulatedExchange(
+            by_rank,
+            plan.cut,
+            end_epoch={
+                plan.ranks[party]: EpochSaver(partner, self._files[party].checkpoints)
+                for party, partner in self._secondaries.items()
+            },
+            links=config.model.neighbours,
+            ledger=own.ledger,
+            recorder=self._recorders.get(name),
+        )
+        fit_class_means = partial(class_means_in_process, list(by_rank.values()))
         run = PrimaryRun(
             plan,
-            self._tables[name],
+            table,
             data,
             linked,
-            self._files[name],
-            OtherParties(
-                exchange=SimulatedExchange(
-                    by_rank,
-                    plan.cut,
-                    end_epoch={
-                        plan.ranks[party]: EpochSaver(partner, self._files[party].checkpoints)
-                        for party, partner in self._secondaries.items()
-                    },
-                    links=config.model.neighbours,
-                ),
-                recorder=self._recorders.get(name),
-                fit_class_means=partial(class_means_in_process, list(by_rank.values()))
-                if plan.fits_class_means
-                else None,
-            ),
-            observe=options.observe,
-            own=own,
+            own,
+            exchange,
+            options,
+            fit_class_means=fit_class_means if plan.fits_class_means else None,
         )
-        run.alignment, run.links, run.linked_rows = alignment, links.counts, links.linked_rows
+        run.links, run.linked_rows = links.counts, links.linked_rows
         return run
+
+    def _start(self, facts: RunFacts) -> RunFacts:
+        """Return the facts with the epoch and the pretraining that all parties go on from."""
+        if not self._options.resume:
+            return facts
+        own = [party_files.checkpoints for party_files in self._files.values()]
+        primary, *others = own
+        pretrained = [checkpoints.pretraining_iterations() for checkpoints in own]
+        return replace(
+            facts,
+            resume_epoch=last_common(
+                self._config, primary, [checkpoints.epochs() for checkpoints in others]
+            ),
+            resume_pretraining=pretraining_stage.common_start(self._config, pretrained),
+        )
 
     def pretrain(self, run: PrimaryRun) -> dict[str, Any] | None:
         """Pretrain all parties' encoders, where the family has such; return the run's figures."""
         plan, observe, parts = run.plan, self._options.observe, {}
-        assert self._links is not None, "a run begins by linking"
         for name, secondary in self._secondaries.items():
             part = pretraining_stage.pretraining_secondary(
                 plan,
@@ -415,7 +387,6 @@ class _Simulation:
         # A run that is resumed does not link again.
         if coordinator is not None and most is not None and not self._options.resume:
             links = self._links
-            assert links is not None, "a run begins by linking"
             for party in self._config.secondaries:
                 keys = keys_of(links.linker.spec.keys, self._tables[party.name])
                 links.linker.record_coordinator(keys, self._recorders[coordinator.name].take)
@@ -423,11 +394,9 @@ class _Simulation:
     def keep(self, plan: RunPlan) -> None:
         """Keep what secondaries keep of a run that is through."""
         links = self._links
-        assert links is not None, "a run begins by linking"
         for name, secondary in self._secondaries.items():
-            table, linked, own = self._tables[name], links.secondaries[name], self._files[name]
-            save_secondary(plan, table, linked, secondary, own.ledger, folder=own.folder)
-            run_folder.write_explanation(own.folder, secondary.explanation())
+            table, linked = self._tables[name], links.secondaries[name]
+            keep_secondary(plan, table, linked, secondary, self._files[name])
             if name in self._recorders:
                 batch = plan.config.training.batch_size
                 self._recorders[name].hold_secondary(secondary, batch=batch)
@@ -440,14 +409,14 @@ class _Simulation:
         taken = {name: secondary.positions_taken for name, secondary in self._secondaries.items()}
         return {name: positions for name, positions in taken.items() if positions is not None}
 
-    def placebo(self, own: OwnModels) -> Tensor | None:
+    def placebo(self, fitted_base: Base | None) -> Tensor | None:
         """Return the joint model's outputs for the test rows with partners' rows permuted.
 
         Each secondary's features are permuted against its keys: links, similarities and each
         column's values are as they were, and none of them belongs to the row that it is linked to.
 
         Args:
-            own: Models from Python, and the base that was fitted.
+            fitted_base: The run's; None where it has no base.
         """
         permuted, seed = dict(self._tables), self._config.federation.seed
         for party in self._config.secondaries:
@@ -462,16 +431,18 @@ class _Simulation:
                 run_folder=Path(folder),
                 data_root=self._options.data_root,
                 device=self._options.device,
+                base=self._options.base,
+                top=self._options.top,
+                fitted_base=fitted_base,
             )
-            again = _Simulation(self._config, permuted, there, held)
-            again._links = self._links
-            run = again.begin(own)
+            again = _Simulation(self._config, permuted, there, held, links=self._links)
+            run = again.begin()
             run.is_placebo = True
             run.pretraining = again.pretrain(run)
             run.train()
             return run.joint_outputs
 
-    def _link(self, plan: RunPlan) -> "_Links":
+    def _link(self) -> "_Links":
         """Link every secondary's records to the primary's rows, and let each say how many are."""
         config, tables, options = self._config, self._tables, self._options
         options.observe(Stage(text="linking", of=len(config.secondaries)))
@@ -484,15 +455,16 @@ class _Simulation:
         for party in config.secondaries:
             keys = keys_of(spec.keys, tables[party.name])
             own_links = protection_of(spec).report_links(spec, keys, link(keys), options.observe)
-            assert own_links.counts is not None, "a run counts its links"
-            linked[party.name], counts[party.name] = own_links, event_fields(own_links.counts)
+            linked[party.name] = own_links
+            if own_links.counts is not None:
+                counts[party.name] = event_fields(own_links.counts)
         linked_rows, observe = None, options.observe
-        if book_link_counts(plan, self._files[config.primary.name].ledger, observe):
+        if book_link_counts(self._plan, self._files[config.primary.name].ledger, observe):
             link_counts = {
-                name: link_count(plan, links, self._files[name].ledger)
+                name: link_count(self._plan, links, self._files[name].ledger)
                 for name, links in linked.items()
             }
-            linked_rows = require_link_counts(plan, link_counts, observe)
+            linked_rows = require_link_counts(self._plan, link_counts, observe)
         return _Links(linker=link, secondaries=linked, counts=counts, linked_rows=linked_rows)
 
     def _resumed_run(self) -> str:
@@ -509,19 +481,3 @@ class _Simulation:
                 f"restore it, or start afresh with another --out"
             )
         return run
-
-    def _resume_epoch(self, plan: RunPlan) -> int:
-        """Return the last epoch that every party whose model trains has saved, 0 for none.
-
-        The secondaries go back to it.
-        """
-        trained = {} if plan.frozen else self._secondaries
-        saved = [self._files[name].checkpoints.epochs() for name in trained]
-        primary = self._files[self._config.primary.name].checkpoints
-        epoch = last_common(plan.config, primary, saved)
-        for name, secondary in trained.items():
-            if epoch:
-                self._files[name].checkpoints.load(epoch, partial(secondary.resume, epoch))
-            else:
-                self._files[name].checkpoints.forget_after(0)
-        return epoch

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Literal, TypedDict, Unpack, cast
 
 import pandas as pd
 import torch
@@ -14,27 +14,62 @@ import torch
 from securevfl.config.sections import PartySettings
 from securevfl.core.errors import ConfigError, NoRowsError
 from securevfl.core.progress import Observer, Warned, unheard
-from securevfl.data.party_tables import as_pandas, library_of
+from securevfl.data.frames import as_pandas, library_of
 from securevfl.data.tables import PartyTable
 from securevfl.federation.saved_model import SavedModel
 from securevfl.federation.session.membership import absent_names, active_without, in_blocks
-from securevfl.runtime import predicting, run_options
-from securevfl.runtime.kept_run import NEVER_FEWER, KeptRun, released_table, worth_without
+from securevfl.runtime import new_rows, prediction_request, prediction_session, run_options
+from securevfl.runtime.coalitions import NEVER_FEWER, worth_without
 from securevfl.runtime.launching import predict_in_processes
+from securevfl.runtime.prediction_request import KeptSecondary
 from securevfl.runtime.predictions import FILE, Predictions, predictions_of, read_predictions
+from securevfl.runtime.released_table import released_table
 from securevfl.runtime.run_folder import read_figures, simulated_files
 from securevfl.runtime.run_tables import read_new_rows, read_party, rows_of_frame, rows_of_table
-
-# What it takes to predict new rows with a run whose parties have kept their models.
-
+from securevfl.runtime.saved_run import SavedRun
 
 Way = Literal["alone", "here", "processes", "elsewhere"]
 """Where predictions are answered: by the primary alone, with all parties in this process, in a
 process a party on this machine, or by parties that join from elsewhere."""
 
 
+class RequestSettings(TypedDict, total=False):
+    """Keyword arguments of a request for predictions."""
+
+    id_column: str | None
+    """The column that names rows; default: they are numbered from 1 on."""
+    without: Sequence[str]
+    """Secondaries that are absent: they are not asked, and not waited for."""
+    out: str | Path | None
+    """A file that gets the predictions too."""
+    observe: Observer
+    """Called with progress."""
+
+
+class RunSource(TypedDict, total=False):
+    """Where a run's parts are, if not in its folder."""
+
+    federation: run_options.FederationSource | None
+    """The federation file; default: that of the run."""
+    parties: Iterable[PartyTable] | None
+    """The secondaries' tables, of a run that was simulated on tables in memory; others are read
+    again."""
+    identity: str | Path | None
+    """The primary's own folder, as made by ``securevfl provision``."""
+    listen: str | None
+    """Where the primary listens, if not at its address in the file."""
+    data_root: Path | None
+    """Where relative data paths start; default: the current folder."""
+    device: str
+    """``"cpu"`` (the default) or ``"cuda"``."""
+
+
+class RequestOfRun(RequestSettings, RunSource, total=False):
+    """Keyword arguments of :func:`predict`."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
-class TrainedRun(KeptRun):
+class TrainedRun(SavedRun):
     """A kept run, and how its parties are asked."""
 
     identity: Path | None = None
@@ -42,16 +77,39 @@ class TrainedRun(KeptRun):
     listen: str | None = None
     """Where the primary then listens, if not at its address in the file."""
 
-    def predict(
-        self,
-        rows: Any,
-        *,
-        id_column: str | None = None,
-        without: Sequence[str] = (),
-        out: Path | None = None,
-        observe: Observer = unheard,
-    ) -> Predictions:
-        """Predict new rows of the primary; see :meth:`RunResult.predict`."""
+    def predict(self, rows: Any, **request: Unpack[RequestSettings]) -> Predictions:
+        """Predict new rows of the primary with the model of this run.
+
+        Every call is a request like one of ``securevfl predict``: under a promise, every party's
+        ledger is charged for it, and ``[prediction] epsilon`` is what all of them may spend. A run
+        that was simulated predicts in this process, one that was trained on this machine in a
+        process a party; with ``identity``, this is the primary, and the other parties join from
+        elsewhere (``securevfl party --serve``).
+
+        Args:
+            rows: A frame (pandas, polars, pyarrow) or the path of a file, with the columns of the
+                table of training, in any order and among others; or a :class:`PartyTable` that is
+                encoded as that table was, of a simulation alone. Labels are not needed; with them
+                there are metrics.
+            **request: See :class:`RequestSettings`.
+
+        Returns:
+            Predictions in the order of the rows.
+
+        Raises:
+            BudgetExceededError: If a party's ledger has no room for the request; nothing was
+                released then.
+            ConfigError: If the run has kept no model, or its folder is gone.
+            DataError: If the rows' columns are not those of training.
+
+        Reveals:
+            Of a simulation, nothing: everything is in one process. Of a run of ``sv.train``, what
+            a real request reveals between this machine's processes.
+        """
+        run_options.require_known(request, RequestSettings)
+        id_column, without = request.get("id_column"), request.get("without", ())
+        observe, path = request.get("observe", unheard), request.get("out")
+        out = None if path is None else Path(path)
         active = active_without(self.config, without)
         # Before any party is started or waited for: most mistakes are in these rows.
         try:
@@ -65,7 +123,7 @@ class TrainedRun(KeptRun):
         none_left = active is not None and not active
         if none_left or (measured is not None and measured["used"] == "alone"):
             # The primary alone does better than those that are left, or has to.
-            model = predicting.made_alone(
+            model = prediction_request.made_alone(
                 model, threshold=None if measured is None else measured["threshold"]
             )
         way = "alone" if none_left else self.way(model)
@@ -79,7 +137,7 @@ class TrainedRun(KeptRun):
         if way == "alone" or way == "here":
             with (
                 contextlib.nullcontext(
-                    predicting.PredictionSession(self.config, model, active=active)
+                    prediction_session.PredictionSession(self.config, model, active=active)
                 )
                 if way == "alone"
                 else self.session(observe, without=absent)
@@ -98,7 +156,7 @@ class TrainedRun(KeptRun):
 
     def way(self, model: SavedModel) -> Way:
         """Return where requests for predictions of the primary's model are answered."""
-        if predicting.answers_alone(model):
+        if prediction_request.answers_alone(model):
             return "alone"
         if self.identity is not None:
             return "elsewhere"
@@ -107,13 +165,13 @@ class TrainedRun(KeptRun):
     def primary_job(
         self,
         observe: Observer,
-        in_memory: run_options.InMemory = run_options.InMemory(),  # noqa: B008 - frozen
+        prediction: run_options.PredictionJob | None = None,
     ) -> run_options.PartyJob:
         """Return the job of the primary's process, which serves the model.
 
         Args:
             observe: Called with progress.
-            in_memory: With the new rows that it asks for; without where requests come later.
+            prediction: The new rows; None where requests come later.
         """
         return run_options.PartyJob(
             **vars(replace(self.options(observe), resume=True)),
@@ -122,7 +180,8 @@ class TrainedRun(KeptRun):
             identity_folder=self.identity or self.folder,
             listen=self.listen,
             serves=True,
-            in_memory=in_memory,
+            table=(self.tables or {}).get(self.config.primary.name),
+            prediction=prediction,
         )
 
     def options(self, observe: Observer) -> run_options.RunOptions:
@@ -136,8 +195,7 @@ class TrainedRun(KeptRun):
 
     def _of_no_rows(self, row_name: str, out: Path | None) -> Predictions:
         """Return the answer to no rows: no party is asked, and nothing is charged."""
-        part = self.model(self.config.primary.name).primary
-        assert part is not None, "the primary predicts"
+        part = self.model(self.config.primary.name).primary_part
         predictions = predictions_of(
             torch.empty((0, part.head.outputs)),
             part.head,
@@ -160,7 +218,7 @@ class TrainedRun(KeptRun):
 
     def _ask_primary(
         self,
-        named: predicting.NamedRows,
+        named: new_rows.NamedRows,
         way: Way,
         absent: tuple[str, ...],
         out: Path | None,
@@ -170,23 +228,22 @@ class TrainedRun(KeptRun):
         from securevfl.runtime.launching import run_party
 
         with tempfile.TemporaryDirectory(prefix="securevfl-") as temporary:
-            new = run_options.NewRows(
+            prediction = run_options.PredictionJob(
                 named=named, out=(out or Path(temporary) / FILE).resolve(), without=absent
             )
-            primary = self.config.primary.name
-            in_memory = run_options.of_tables(self.tables, primary)
-            in_memory[primary] = asked = replace(in_memory[primary], new_rows=new)
             if way == "processes":
-                metadata = predict_in_processes(self.config, self.options(observe), in_memory)
-                predictions = read_predictions(new.out, metadata)
+                metadata = predict_in_processes(
+                    self.config, self.options(observe), prediction, tables=self.tables or {}
+                )
+                predictions = read_predictions(prediction.out, metadata)
             else:
-                outcome = run_party(self.primary_job(observe, asked))
+                outcome = run_party(self.primary_job(observe, prediction))
                 assert isinstance(outcome, Predictions), "a primary that serves returns predictions"
                 predictions = outcome
         # As the frame has them: a file holds texts alone.
         return predictions if named.names is None else replace(predictions, rows=named.names)
 
-    def name_rows(self, rows: Any, *, id_column: str | None = None) -> predicting.NamedRows:
+    def name_rows(self, rows: Any, *, id_column: str | None = None) -> new_rows.NamedRows:
         """Return new rows as the model takes them.
 
         Args:
@@ -212,7 +269,7 @@ class TrainedRun(KeptRun):
         return released_table(self, own=own)
 
     @cached_property
-    def _secondaries(self) -> dict[str, predicting.KeptSecondary]:
+    def _secondaries(self) -> dict[str, KeptSecondary]:
         return {}
 
     @cached_property
@@ -222,7 +279,7 @@ class TrainedRun(KeptRun):
     @contextlib.contextmanager
     def session(
         self, observe: Observer, *, without: Sequence[str] = ()
-    ) -> Iterator[predicting.SimulatedSession]:
+    ) -> Iterator[prediction_session.SimulatedSession]:
         """Hold the ledgers of all parties of a simulated run, for one request after another.
 
         Args:
@@ -239,24 +296,24 @@ class TrainedRun(KeptRun):
         for party in config.secondaries:
             if party.name not in absent:
                 secondaries[party.name] = kept = self._secondary(party, observe)
-                predicting.require_one_model(primary, kept.model.run, party.name)
+                prediction_request.require_one_model(primary, kept.model.run, party.name)
         there = [config.primary, *(config.party(name) for name in secondaries)]
         with simulated_files(config, there, self.folder, resume=True) as own:
             for files in own.values():
                 files.hold_ledger()
             device = run_options.device_named(self.device)
-            yield predicting.SimulatedSession(
+            yield prediction_session.SimulatedSession(
                 config, primary, secondaries, own, device=device, active=active
             )
 
-    def _secondary(self, party: PartySettings, observe: Observer) -> predicting.KeptSecondary:
+    def _secondary(self, party: PartySettings, observe: Observer) -> KeptSecondary:
         if party.name not in self._secondaries:
             model = self.model(party.name)
             table = (self.tables or {}).get(party.name)
             if table is None:
                 table = read_party(self.config, party, self.data_root, model=model)
                 _warn_of(table, observe)
-            self._secondaries[party.name] = predicting.KeptSecondary(
+            self._secondaries[party.name] = KeptSecondary(
                 party, table, model, device=run_options.device_named(self.device)
             )
         return self._secondaries[party.name]
@@ -272,53 +329,13 @@ def _warn_of(table: PartyTable, observe: Observer) -> None:
         observe(Warned(text=f"{table.name}: {text}"))
 
 
-# Entry points that use a trained run.
-
-
-class RunSource(TypedDict, total=False):
-    """Where a run's parts are, if not in its folder."""
-
-    federation: run_options.FederationSource | None
-    """The federation file; default: that of the run."""
-    parties: Iterable[PartyTable] | None
-    """The secondaries' tables, of a run that was simulated on tables in memory; others are read
-    again."""
-    identity: str | Path | None
-    """The primary's own folder, as made by ``securevfl provision``."""
-    listen: str | None
-    """Where the primary listens, if not at its address in the file."""
-    data_root: Path | None
-    """Where relative data paths start; default: the current folder."""
-    device: str
-    """``"cpu"`` (the default) or ``"cuda"``."""
-
-
-def predict(
-    run: str | Path,
-    rows: Any,
-    *,
-    id_column: str | None = None,
-    without: Sequence[str] = (),
-    out: str | Path | None = None,
-    observe: Observer = unheard,
-    **source: Unpack[RunSource],
-) -> Predictions:
-    """Predict new rows of the primary with the model that a run has saved.
-
-    Every call is a request: under a promise, every party's ledger must cover it. A run that was
-    simulated predicts in this process, one that was trained on this machine in a process a party;
-    with ``identity``, this is the primary, and the other parties join from elsewhere
-    (``securevfl party --serve``).
+def predict(run: str | Path, rows: Any, **settings: Unpack[RequestOfRun]) -> Predictions:
+    """Predict new rows with the model that a run has saved; see :meth:`TrainedRun.predict`.
 
     Args:
         run: The run folder.
-        rows: A frame (pandas, polars, pyarrow), the path of a file, or, of a simulation, a
-            :class:`PartyTable` that is encoded as the table of training was.
-        id_column: The column that names rows; None numbers them from 1 on.
-        without: Secondaries that are absent: they are not asked, and not waited for.
-        out: A file that gets the predictions too.
-        observe: Called with progress.
-        **source: See :class:`RunSource`.
+        rows: As of :meth:`TrainedRun.predict`.
+        **settings: Those of :class:`RequestSettings` and of :class:`RunSource`.
 
     Raises:
         BudgetExceededError: If a party's ledger does not cover them; nothing was released then.
@@ -328,13 +345,12 @@ def predict(
     Reveals:
         On one machine nothing leaves it. With others: what a request for predictions reveals.
     """
-    return trained_run(run, **source).predict(
-        rows,
-        id_column=id_column,
-        without=without,
-        out=None if out is None else Path(out),
-        observe=observe,
-    )
+    run_options.require_known(settings, RequestOfRun)
+    asked = RequestSettings.__annotations__
+    request = {name: value for name, value in settings.items() if name in asked}
+    source = {name: value for name, value in settings.items() if name not in asked}
+    trained = trained_run(run, **cast("RunSource", source))
+    return trained.predict(rows, **cast("RequestSettings", request))
 
 
 def features(
@@ -346,7 +362,7 @@ def features(
     """Return what a frozen run has released, as a table for models of the primary's own.
 
     It costs nothing, however often it is asked for: see
-    :func:`securevfl.runtime.kept_run.released_table`, which says what the columns and
+    :func:`securevfl.runtime.released_table.released_table`, which says what the columns and
     ``attrs["securevfl"]`` are.
 
     Args:
@@ -372,6 +388,7 @@ def trained_run(run: str | Path, **source: Unpack[RunSource]) -> TrainedRun:
     Raises:
         ConfigError: If the folder is not that of a run.
     """
+    run_options.require_known(source, RunSource)
     path, federation = Path(run) / "federation.toml", source.get("federation")
     if federation is None and not path.exists():
         raise ConfigError(f"run folder {run}: has no {path.name}; is it that of a finished run?")

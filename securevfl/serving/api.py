@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse
 from securevfl.core.errors import BudgetExceededError, DataError, ProtocolError
 from securevfl.federation.run_plan import PredictionBudget
 from securevfl.models.alone.choice import Used
-from securevfl.runtime.predicting import NotFiniteError
+from securevfl.runtime.new_rows import NotFiniteError
 from securevfl.runtime.predictions import Predictions
 from securevfl.serving.asking import Asker
 from securevfl.serving.guard import CUT_OFF, PREDICT, Rate, error_response

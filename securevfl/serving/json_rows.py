@@ -26,7 +26,7 @@ from securevfl.core.errors import DataError
 from securevfl.data.cells import dates_of
 from securevfl.data.columns import NumberColumn
 from securevfl.data.schema import TableSchema
-from securevfl.data.sources.text_files import with_sign
+from securevfl.data.sources.text_numbers import with_sign
 
 Kind = Literal["number", "boolean", "words", "date", "text"]
 

@@ -14,8 +14,9 @@ from securevfl.federation.saved_model import FOLDER, SavedModel, load_model
 from securevfl.federation.session.membership import active_without, idle_helpers
 from securevfl.launch.spawn import KeptProcesses, keeping
 from securevfl.runtime import launching
+from securevfl.runtime.new_rows import NamedRows
 from securevfl.runtime.party import PartySession, party_session
-from securevfl.runtime.predicting import NamedRows, PredictionSession
+from securevfl.runtime.prediction_session import PredictionSession
 from securevfl.runtime.primary_party import PredictingPrimary, predicting
 from securevfl.runtime.run_options import PartyJob, RunOptions
 from securevfl.runtime.run_tables import rows_of_frame, schema_of

@@ -14,15 +14,16 @@ from securevfl.data.tables import PartyTable
 from securevfl.launch.spawn import run_party_processes
 from securevfl.runtime import launching, run_tables
 from securevfl.runtime.entry import result_of
-from securevfl.runtime.run_folder import RunFigures, TemporaryFolder, write_figures
+from securevfl.runtime.metrics_file import RunFigures
+from securevfl.runtime.run_folder import write_figures
 from securevfl.runtime.run_options import (
     FederationSource,
-    InMemory,
     RunOptions,
     device_named,
     resolve_federation,
 )
 from securevfl.runtime.simulation import RunResult, simulate_federation
+from securevfl.runtime.temporary_folder import TemporaryFolder
 from securevfl.testing.lies import Lie, start_lying
 
 _LIMIT_S: Final = 300.0
@@ -184,15 +185,12 @@ def _prepare(
     return config, place, run_options
 
 
-def _in_memory(config: FederationConfig, options: QuickRunOptions) -> dict[str, InMemory]:
+def _in_memory(config: FederationConfig, options: QuickRunOptions) -> dict[str, dict[str, Any]]:
     """Return what each party has from memory: its table, if any was given."""
     tables = options.get("tables") or {}
-    return {
-        party.name: InMemory(
-            table=tables.get(party.name), with_alone=options.get("with_alone", False)
-        )
-        for party in config.parties
-    }
+    in_memory: dict[str, dict[str, Any]] = {name: {"table": tables[name]} for name in tables}
+    in_memory.setdefault(config.primary.name, {})["with_alone"] = options.get("with_alone", False)
+    return in_memory
 
 
 @contextmanager

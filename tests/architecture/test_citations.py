@@ -7,17 +7,17 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("securevfl", "tests", "benchmarks", "examples", "docs", "notebook")
+FOLDERS = ("securevfl", "tests", "research", "examples", "docs")
 
 # Documents that commands write, and that the text names as their output.
 WRITTEN = frozenset({"comparison.md", "sweep.md", "search.md"})
 
 DOCUMENT = re.compile(r"[\w./-]*\w\.md\b")
 PATH = re.compile(rf"(?<![\w/.-])(?:{'|'.join(FOLDERS)})/[\w./-]+\.(?:py|toml|json|svg|j2)\b")
-SECTION = re.compile(r"((?:docs|notebook)/[\w-]+\.md), section\s+(\d+)")
+SECTION = re.compile(r"((?:docs|research/\w+)/[\w-]+\.md), section\s+(\d+)")
 LINK = re.compile(r"\]\(([\w./-]+\.md)(?:#([\w-]+))?\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
-TITLE = re.compile(r'((?:docs|notebook)/[\w-]+\.md),(?: section \d+,)? "([^"]+)"')
+TITLE = re.compile(r'((?:docs|research/\w+)/[\w-]+\.md),(?: section \d+,)? "([^"]+)"')
 
 
 @cache
@@ -109,13 +109,9 @@ def test_every_section_that_is_cited_is_there() -> None:
     assert seen > 15
 
 
-def test_every_link_of_the_notebook_leads_to_a_section() -> None:
+def test_every_link_of_research_leads_to_a_section() -> None:
     """The site is checked by mkdocs; these pages are not part of it."""
-    pages = [
-        ROOT / "README.md",
-        ROOT / "benchmarks" / "README.md",
-        *(ROOT / "notebook").glob("*.md"),
-    ]
+    pages = [ROOT / "README.md", *(ROOT / "research").rglob("*.md")]
     missing = []
     for page in pages:
         for match in LINK.finditer(page.read_text(encoding="utf-8")):

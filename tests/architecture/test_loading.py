@@ -1,6 +1,7 @@
 """What a process loads: of what takes seconds or tens of megabytes, only what it uses.
 
-A party is a process, so what it loads is paid once a party; benchmarks/party_memory.py measures it.
+A party is a process, so what it loads is paid once a party;
+research/memory/party_memory.py measures it.
 """
 
 import subprocess

@@ -58,12 +58,12 @@ LISTED = {
         "order of batches, which secondaries are told",
         *STREAM_ORDER,
     ),
-    "federation/rounds/primaries.py NetworkPrimary._draw_active": (
+    "federation/rounds/network_primary.py NetworkPrimary._draw_active": (
         "who sits a round out, which all are told",
         ".choice",
     ),
-    "federation/rounds/primaries.py NetworkPrimary._train_epoch": ("batches", RUN_STREAM),
-    "federation/rounds/primaries.py TiedPrimary._train_epoch": ("folds", *STREAM_ORDER),
+    "federation/rounds/network_primary.py NetworkPrimary._train_epoch": ("batches", RUN_STREAM),
+    "federation/rounds/fitted_primary.py CorrectionFit.__call__": ("folds", *STREAM_ORDER),
     "federation/rounds/updates.py DropoutStream.__init__": (
         "dropout",
         RUN_SEED,

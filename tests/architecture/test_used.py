@@ -41,12 +41,14 @@ def used(tree: ast.Module) -> Iterator[str]:
         elif isinstance(node, ast.Attribute):
             yield node.attr
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield from re.findall(r"\w+", node.value) if re.fullmatch(r"[\w.]+", node.value) else ()
+            yield from (
+                re.findall(r"\w+", node.value) if re.fullmatch(r"[\w.:]+", node.value) else ()
+            )
 
 
 def test_nothing_is_there_for_tests_alone() -> None:
     """A name that only tests use is dead weight, or a helper that belongs to them."""
-    above = [ROOT / name for name in ("benchmarks", "examples")]
+    above = [ROOT / name for name in ("research", "examples")]
     names = {name for _, tree in trees([PACKAGE, *above]) for name in used(tree)}
     idle = [
         f"{path.relative_to(ROOT)}: {name}"

@@ -1,13 +1,14 @@
-"""Tables of measurements on pages are those of the files that benchmarks wrote."""
+"""Tables of measurements on pages are those of the files that scripts wrote."""
 
 import json
 from pathlib import Path
 
-import figure_files
 import make_figures
 import pytest
 
-FILES = sorted(figure_files.FOLDER.glob("*.json"))
+from research.common import figure_files
+
+FILES = [*make_figures.FILES.values()]
 
 
 def test_tables_are_those_of_the_files() -> None:
@@ -47,7 +48,6 @@ def test_a_changed_file_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     script = tmp_path / "measure.py"
     script.write_text("", encoding="utf-8")
     monkeypatch.setattr(figure_files, "ROOT", tmp_path)
-    monkeypatch.setattr(figure_files, "FOLDER", tmp_path)
     monkeypatch.setattr("sys.argv", [str(script), "--seeds", "2"])
 
     path = figure_files.keep("some", {"gain": [1 / 3, 0.0]}, seeds=[0, 1], code=("models",))

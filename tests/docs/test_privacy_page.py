@@ -11,7 +11,7 @@ from scipy.special import ndtr
 
 from securevfl.dp.gaussian import gaussian_noise_multiplier
 from securevfl.dp.statement import WEAK_EPSILON, bounded_statement, odds_in_words
-from securevfl.linkage.stage.linking import PROTECTIONS
+from securevfl.linkage.stage.linkage_parts import PROTECTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/privacy.md").read_text(encoding="utf-8")

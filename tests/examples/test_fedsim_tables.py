@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def run(script: str, *arguments: object) -> str:
     done = subprocess.run(
-        [sys.executable, ROOT / "benchmarks" / script, *map(str, arguments)],
+        [sys.executable, ROOT / "research" / "fedsim" / script, *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
@@ -28,11 +28,11 @@ def test_synthetic_table_and_delta(tmp_path: Path) -> None:
     """The paper's synthetic needs no data of ours; every method and ablation trains on it."""
     methods = ["solo", "combine", "exact", "top1sim", "avgsim", "fedsim", "fedsim-no-gates"]
     out = run(
-        *("fedsim_tables.py", "sklearn", "--out", tmp_path, "--rows", 200, "--neighbours", 5),
+        *("tables.py", "sklearn", "--out", tmp_path, "--rows", 200, "--neighbours", 5),
         *("--epochs", 1, "--seeds", 1, "--methods", ",".join(methods), "--json"),
     )
     assert list(json.loads(out)["methods"]) == methods
-    table = run("fedsim_delta.py", tmp_path / "sklearn")
+    table = run("delta.py", tmp_path / "sklearn")
     for name in ("exact", "top1sim", "avgsim"):
         assert f"| sklearn | {name} |" in table
 
@@ -40,7 +40,7 @@ def test_synthetic_table_and_delta(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_table_2_and_table_9(tmp_path: Path) -> None:
     """Each party by itself, and how large the networks are."""
-    common = ("fedsim_tables.py", "sklearn", "--out", tmp_path, "--rows", 300, "--seeds", 1)
+    common = ("tables.py", "sklearn", "--out", tmp_path, "--rows", 300, "--seeds", 1)
     alone = run(*common, "--of", "secondary").splitlines()
     assert [line.split(" | ")[0] for line in alone[2:]] == [
         "| primary",

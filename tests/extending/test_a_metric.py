@@ -16,9 +16,10 @@ from rapidfuzz.distance import JaroWinkler as Scorer
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
 from securevfl.lab.links_alone import study_links
-from securevfl.linkage.links import LinkTable, nearest_by_block
+from securevfl.linkage.links import LinkTable
 from securevfl.linkage.metrics.metric import ComparedKeys, KeyKind, Keys, KeySpec, Metric
-from securevfl.linkage.stage.linking import METRICS
+from securevfl.linkage.nearest import nearest_by_block
+from securevfl.linkage.stage.linkage_parts import METRICS
 from securevfl.linkage.text import checked_texts, joined_texts
 
 
@@ -59,7 +60,7 @@ class JaroWinkler(Metric):
 
 @pytest.fixture(autouse=True)
 def _known(monkeypatch: pytest.MonkeyPatch) -> None:
-    # In the package, this is the line in linkage/stage/linking.py.
+    # In the package, this is the line in linkage/stage/linkage_parts.py.
     monkeypatch.setitem(METRICS, JaroWinkler.name, JaroWinkler())
 
 
@@ -97,7 +98,9 @@ def test_a_federation_file_links_by_it(tmp_path: Path) -> None:
 
 def test_protections_ask_the_metric_what_they_need(tmp_path: Path) -> None:
     """Shares need numbers, and say so in the words that every other metric of texts gets."""
-    with pytest.raises(ConfigError, match=r"'shares' computes Euclidean.*'jaro-winkler' goes with"):
+    with pytest.raises(
+        ConfigError, match=r'"shares" computes Euclidean.*jaro-winkler. goes with "none" or "bloom"'
+    ):
         read_federation(write(tmp_path, protection="shares"), only_linkage=True)
 
 

@@ -20,14 +20,16 @@ from securevfl.config.rules import require_helpers
 from securevfl.core.errors import ConfigError
 from securevfl.core.progress import unheard
 from securevfl.data.tables import KeyTable
-from securevfl.linkage.links import LinkTable, nearest_by_block
+from securevfl.linkage.links import LinkTable
 from securevfl.linkage.metrics.metric import ComparedKeys
-from securevfl.linkage.spec import LinkageSecret, LinkSpec
+from securevfl.linkage.nearest import nearest_by_block
+from securevfl.linkage.secret import LinkageSecret
+from securevfl.linkage.spec import LinkSpec
 from securevfl.linkage.stage.link_cache import LinkCache
-from securevfl.linkage.stage.linking import PROTECTIONS, LinkageInput, Linker
-from securevfl.linkage.stage.messages import LinkingKind
+from securevfl.linkage.stage.linkage_parts import PROTECTIONS
+from securevfl.linkage.stage.linking import LinkageInput, Linker
 from securevfl.linkage.text import joined_texts, normalise_text
-from securevfl.stages.bloom.hashes import ByCodes
+from securevfl.stages.bloom.by_codes import ByCodes, CodeKind
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -76,7 +78,7 @@ class SortedWords(ByCodes):
 
 @pytest.fixture(autouse=True)
 def _known(monkeypatch: pytest.MonkeyPatch) -> None:
-    # In the package, this is the line in linkage/stage/linking.py.
+    # In the package, this is the line in stages/bloom/__init__.py.
     monkeypatch.setitem(PROTECTIONS, SortedWords.name, SortedWords())
 
 
@@ -101,7 +103,7 @@ def test_parties_find_the_links_of_one_process() -> None:
         assert links.indices[:10, 0].tolist() == list(range(10))
         assert not links.present[10:].any()
     heard = [m for _, b, m in wires.travelled if b == "coordinator" and m.tensors]
-    assert {m.kind for m in heard} == {LinkingKind.LINK_CODES}
+    assert {m.kind for m in heard} == {CodeKind.LINK_CODES}
     assert {m.tensors["codes"].shape for m in heard} == {(30, 16)}
 
 
@@ -122,6 +124,6 @@ def test_a_federation_file_asks_for_what_it_rests_on(tmp_path: Path) -> None:
         cache=LinkCache(None),
     )
     with pytest.raises(ConfigError, match=r"linkage\.secret: No such file.*openssl rand"):
-        place.with_lines(Wires().of("x"), rows=3, session=b"s", observe=unheard)
+        place.with_channels(Wires().of("x"), rows=3, session=b"s", observe=unheard)
     (linkage,) = [one for one in channels(config) if one["channel"] == "linkage"]
     assert "the coordinator: which keys have the same words" in linkage["reveals"]

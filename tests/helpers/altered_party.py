@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from securevfl.cli.main import main
-from securevfl.federation.rounds.exchanges import CachedRows
+from securevfl.federation.rounds.kept_rounds import CachedRows
 from securevfl.federation.rounds.release import CachedRelease, SecondaryRelease
 from securevfl.federation.session import handshake
 from securevfl.transport.framing import FrameReader

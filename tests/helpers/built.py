@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import torch
+from helpers.secondaries import answer
 from torch import Tensor
 
 from securevfl import read_federation
@@ -50,7 +51,7 @@ class Built:
         return torch.stack(
             [
                 self.plan.cut.decode(
-                    one.answer(plan), rows=len(plan.rows), active=("a",), round_number=1
+                    answer(one, plan), rows=len(plan.rows), active=("a",), round_number=1
                 )
                 for one in self.secondaries.values()
             ]

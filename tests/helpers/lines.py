@@ -13,9 +13,10 @@ from securevfl.core.progress import Observer, ProgressEvent, unheard
 from securevfl.data.tables import KeyTable
 from securevfl.lab.audit.audit_class_means import Wires as Unheard
 from securevfl.linkage.protections.protection import DataParty, LinkageHelper, Take, take_nothing
-from securevfl.linkage.spec import LinkageSecret, LinkSpec
+from securevfl.linkage.secret import LinkageSecret
+from securevfl.linkage.spec import LinkSpec
 from securevfl.linkage.stage.link_cache import LinkCache
-from securevfl.linkage.stage.linking import protection_of
+from securevfl.linkage.stage.linkage_parts import protection_of
 from securevfl.transport.channels import Channels
 from securevfl.transport.message import Message
 
@@ -76,7 +77,7 @@ def data_party(
         spec=spec,
         keys=keys,
         rows=rows,
-        lines=lines,
+        channels=lines,
         session=SESSION,
         secret=secret if protection_of(spec).needs_secret else None,
         cache=LinkCache(folder),
@@ -118,7 +119,7 @@ def link_as_threads(
     for role in hides.helpers:
         name = spec.roles.helpers[role]
         helper = LinkageHelper(
-            spec=spec, rows=rows, lines=wires.of(name), cache=LinkCache(folder(name)), take=take
+            spec=spec, rows=rows, channels=wires.of(name), cache=LinkCache(folder(name)), take=take
         )
         lives[name] = lambda role=role, helper=helper: hides.help_to_link(role, helper)
     return run_all(lives), wires

@@ -11,12 +11,13 @@ from securevfl.linkage.metrics.metric import KeySpec
 from securevfl.linkage.metrics.points import EuclideanKeys
 from securevfl.linkage.sampling import RoundLinker
 from securevfl.linkage.spec import ChoiceSpec, HidingSpec, LinkRoles, LinkSpec, SplitSpec
-from securevfl.linkage.stage.linking import METRICS
+from securevfl.linkage.stage.linkage_parts import METRICS
 
 RANGES = ((0.0, 10.0), (0.0, 10.0))
 SHORT_KEY = 512
 """Bits of a Paillier key that takes a tenth of the time, and packs six numbers instead of 27."""
 HELPERS = {"coordinator": "coordinator", "dealer": "dealer"}
+_HIDING = ("cell", "key_bits", "pad_to", "most_keys")
 
 
 def link_spec(protection: str = "none", **changes: Any) -> LinkSpec:
@@ -25,7 +26,7 @@ def link_spec(protection: str = "none", **changes: Any) -> LinkSpec:
         name: changes.pop(name) for name in ("fields", "ranges") if name in changes
     }
     metric = METRICS[changes.pop("metric", "euclidean")]
-    hiding = {name: changes.pop(name) for name in ("cell", "key_bits") if name in changes}
+    hiding = {name: changes.pop(name) for name in _HIDING if name in changes}
     choice = {
         name: changes.pop(name)
         for name in ("links_per_record", "sampling_rate", "max_distance")
@@ -33,7 +34,7 @@ def link_spec(protection: str = "none", **changes: Any) -> LinkSpec:
     }
     spec = LinkSpec(
         keys=KeySpec(columns=("lon", "lat"), metric=metric, **keys),
-        hiding=HidingSpec(protection=protection, **hiding),
+        hiding=HidingSpec(protection=protection, settings=hiding),
         choice=ChoiceSpec(neighbours=4, **choice),
         roles=LinkRoles(primary="agency", secondaries=("bank",)),
         split=SplitSpec(seed=3, validation_fraction=0.1, test_fraction=0.2),

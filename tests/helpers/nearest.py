@@ -9,7 +9,7 @@ from securevfl.linkage.links import LinkTable
 from securevfl.linkage.metrics.metric import Columns, Field
 from securevfl.linkage.metrics.points import EuclideanKeys
 from securevfl.linkage.metrics.texts import TextKeys
-from securevfl.stages.bloom.bloom import Backend, CodeKeys
+from securevfl.stages.bloom.code_keys import Backend, CodeKeys
 from securevfl.stages.mixed_keys.mixed import MixedKeys
 
 

@@ -42,14 +42,18 @@ class QueueWire:
         self._star = star
         self._rank = rank
 
-    def send_words(self, round_number: int, words: Tensor) -> None:
-        """Send words to the primary."""
-        self._star.put(self._rank, round_number, words)
+    @property
+    def masked(self) -> bool:
+        """Whether this is a secondary's end."""
+        return self._rank != 0
 
-    def add_words(self, round_number: int, total: Tensor, ranks: Sequence[int]) -> None:
-        """Add what the ranks sent."""
+    def carry(self, round_number: int, words: Tensor, ranks: Sequence[int]) -> None:
+        """Send words to the primary; there, add what the ranks sent."""
+        if self.masked:
+            self._star.put(self._rank, round_number, words)
+            return
         for rank in ranks:
-            total += self._star.take(rank, round_number)
+            words += self._star.take(rank, round_number)
 
 
 def run_parties(work: dict[int, Callable[[], object]]) -> dict[int, object]:

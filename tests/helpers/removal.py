@@ -22,6 +22,7 @@ from unittest import mock
 import numpy as np
 import torch
 from helpers.fixed_entropy import fixed_entropy
+from helpers.secondaries import answer
 from torch import Tensor
 
 from securevfl import SecureVflError, read_federation
@@ -47,7 +48,14 @@ from securevfl.linkage.stage import linking
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.mpc.codec import decode_sum
-from securevfl.runtime import predicting, simulation, trained_run
+from securevfl.runtime import (
+    new_rows,
+    prediction_request,
+    prediction_session,
+    secondary_run,
+    simulation,
+    trained_run,
+)
 from securevfl.stages.assist import assisted_boosting
 from securevfl.stages.class_means import class_labels
 from securevfl.testing import read_tables, run_in_process
@@ -127,7 +135,7 @@ class World:
         """Return a round's release in whole units of the ring, without noise, a vector a row."""
         cut = self.plan.cut
         with self.overheard():
-            words = self.secondary.answer(self._round(rows, number, purpose))
+            words = answer(self.secondary, self._round(rows, number, purpose))
         units = decode_sum(
             words, cut.ring, elements=len(rows) * math.prod(cut.shape), parties_active=1
         )
@@ -556,9 +564,9 @@ def whole_run(
         patches.enter_context(fixed_entropy(noise))
         patches.enter_context(mechanisms_overheard(listener.say))
         for owner, name, make in (
-            (simulation, "build_secondary", listener.built),
-            (predicting, "build_secondary", listener.built),
-            (Secondary, "answer", listener.spoken),
+            (secondary_run, "build_secondary", listener.built),
+            (prediction_request, "build_secondary", listener.built),
+            (Secondary, "hear_round", listener.spoken),
             (Secondary, "learn", listener.spoken),
             (encoder_fitting.ClassMeansFitting, "vectors", listener.spoken),
             (encoder_fitting.ClassMeansFitting, "finish", listener.finished),
@@ -573,11 +581,13 @@ def whole_run(
             (linking, "linked_primary", listener.linked),
             (PeersHere, "tell", listener.told),
             (PeersHere, "ask", listener.told),
-            (predicting, "Request", listener.requested),
+            (prediction_request, "Request", listener.requested),
         ):
             patches.enter_context(mock.patch.object(owner, name, make(getattr(owner, name))))
         # A request is made whoever would answer it.
-        patches.enter_context(mock.patch.object(predicting, "answers_alone", return_value=False))
+        patches.enter_context(
+            mock.patch.object(prediction_session, "answers_alone", return_value=False)
+        )
         try:
             if cut_off is not None:
                 _cut_off(config, tables, folder, rounds=cut_off)
@@ -626,6 +636,6 @@ def _play(
     for rows in requests:
         new = tables[config.primary.name].take(np.array(rows))
         with run.session(unheard) as session:
-            answer = session.ask(predicting.NamedRows.all_of(new))
+            answer = session.ask(new_rows.NamedRows.all_of(new))
         listener.hear("predictions", answer.values.tolist())
     listener.hear("end")

@@ -1,4 +1,4 @@
-"""The scripts of ``benchmarks/`` within the test's own process: their imports are paid for once."""
+"""The scripts of ``research/`` within the test's own process: their imports are paid for once."""
 
 import runpy
 import sys
@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-SCRIPTS = Path(__file__).parents[2] / "benchmarks"
+SCRIPTS = Path(__file__).parents[2] / "research"
 
 
 def run_script(name: str, *arguments: object) -> None:
     """Run a script as its command line does; what it prints is the caller's to capture."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(SCRIPTS))
+        patch.setattr(sys, "path", [*sys.path])
         patch.setattr(sys, "argv", [name, *map(str, arguments)])
         runpy.run_path(str(SCRIPTS / name), run_name="__main__")

@@ -10,11 +10,13 @@ from securevfl.federation.rounds.cut import CutLayer, MeanOfRows
 from securevfl.federation.rounds.release import Charge, SecondaryRelease
 from securevfl.federation.rounds.secondary import Secondary, SecondaryData
 from securevfl.federation.rounds.updates import DropoutStream
+from securevfl.federation.session.peers import ReplyHere
 from securevfl.federation.session.request_validator import RequestValidator, SessionLimits
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.sampling import FixedLinks
 from securevfl.models.optimisers import PacedOptimizer
 from securevfl.mpc.codec import RingFormat
+from securevfl.mpc.sum_to import Words
 
 ROWS, RECORDS, LINKS, FEATURES, WIDTH = 12, 9, 3, 2, 4
 
@@ -85,6 +87,14 @@ class LinearBottom(nn.Module):
         """Return one vector a link, zero where there is none."""
         del keys
         return self.dropout(self.positions(features)) * present[..., None]
+
+
+def answer(secondary: Secondary, plan: RoundPlan) -> Words:
+    """Return the words that a secondary answers a round with."""
+    reply = ReplyHere()
+    secondary.hear_round(plan, reply)
+    (words,) = reply.words
+    return words
 
 
 def make_secondary(

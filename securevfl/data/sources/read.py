@@ -3,31 +3,24 @@
 import lzma
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final
 
 import pandas as pd
 
 from securevfl.core.errors import DataError
-from securevfl.data.sources import databases, settings
+from securevfl.data.sources import settings, source_files
 from securevfl.data.sources.pieces import COLUMNAR_SUFFIXES, read_columnar
-from securevfl.data.sources.text_files import is_text_table, read_text_file
-from securevfl.data.sources.workbooks import WORKBOOK_SUFFIXES, read_workbook
+from securevfl.data.sources.table_source import IN_ROWS, SOURCES
+from securevfl.data.sources.text_files import read_text_file
+from securevfl.data.sources.text_streams import is_text_table
 
 EVERYTHING: Final = settings.Wanted()
 """All columns, with all digits."""
 
-_KNOWN: Final = (
-    ".csv, .tsv or .txt (also with .gz, .bz2, .xz, .zst or .zip), .parquet, .arrow, .feather, "
-    f".xlsx, .duckdb, .sqlite or {settings.SOURCE_SUFFIX}"
-)
-_IN_ROWS: Final = ("skip_lines", "header", "empty", "dates")
-_SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {
-    "text file": ("separator", "decimal", "thousands", "encoding", *_IN_ROWS),
-    "workbook": ("table", *_IN_ROWS),
-    "database": ("table", "query", "timeout_s"),
-}
+_TEXT_FILE: Final = "text file"
+_TEXT_SETTINGS: Final = ("separator", "decimal", "thousands", "encoding", *IN_ROWS)
 _READ_ERRORS: Final = (
     OSError,
     EOFError,
@@ -73,22 +66,15 @@ def read_frame(
             named twice. One line, which says what to write.
     """
     try:
-        if settings.is_source_file(path):
-            source = settings.read_source(path, where=where)
+        if source_files.is_source_file(path):
+            source = source_files.read_source(path, where=where)
             if reading != settings.AS_IT_IS:
                 raise DataError(f"{where}: reading: settings belong into {path.name} itself")
-            if source.url is not None:
-                _require_settings(source.reading, "database", where=where)
-                return databases.read_url(
-                    source.url,
-                    source.reading,
-                    wanted,
-                    password_env=source.password_env,
-                    folder=path.parent,
-                    where=where,
-                )
-            assert source.file is not None
-            path, reading = settings.file_named(path, source.file), source.reading
+            if source.file is None:
+                server = SOURCES["url"]
+                _require_settings(source.reading, server.settings, where=where)
+                return server.read(path, source, wanted, where=where)
+            path, reading = source_files.file_named(path, source.file), source.reading
         return _read_file(path, reading, wanted, where=where, notice=notice)
     except _READ_ERRORS as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
@@ -105,34 +91,43 @@ def _read_file(
     notice: Callable[[str], None],
 ) -> pd.DataFrame:
     suffix = path.suffix.lower()
-    if settings.is_source_file(path):
+    if source_files.is_source_file(path):
         raise DataError(f"{where}: file: names another source file")
-    if suffix in (*databases.DUCKDB_SUFFIXES, *databases.SQLITE_SUFFIXES):
-        _require_settings(reading, "database", where=where)
-        if suffix in databases.DUCKDB_SUFFIXES:
-            return databases.read_duckdb(path, reading, wanted, where=where)
-        url = f"sqlite:///{path.name}"
-        return databases.read_url(url, reading, wanted, folder=path.parent, where=where)
     if suffix in COLUMNAR_SUFFIXES:
         for name in reading.given_settings:
             raise DataError(f"{where}: reading.{name}: a {suffix} file needs none")
         return read_columnar(path, wanted, where=where)
-    if suffix in WORKBOOK_SUFFIXES:
-        _require_settings(reading, "workbook", where=where)
-        return read_workbook(path, reading, wanted, where=where)
-    if not is_text_table(path):
-        raise DataError(f"{where}: must be a {_KNOWN} file")
-    _require_settings(reading, "text file", where=where)
-    frame, recognised = read_text_file(path, reading, wanted, where=where)
-    for text in recognised:
-        notice(text)
-    return frame
+    if is_text_table(path):
+        _require_settings(reading, _TEXT_SETTINGS, where=where)
+        frame, recognised = read_text_file(path, reading, wanted, where=where)
+        for text in recognised:
+            notice(text)
+        return frame
+    if suffix in SOURCES:
+        source = SOURCES[suffix]
+        _require_settings(reading, source.settings, where=where)
+        return source.read(path, reading, wanted, where=where)
+    raise DataError(f"{where}: must be a {_known_files()} file")
 
 
-def _require_settings(reading: settings.Reading, kind: str, *, where: str) -> None:
+def holds_cells(path: Path) -> bool:
+    """Return whether a file holds cells as users wrote them, so that dates are texts there."""
+    suffix = path.suffix.lower()
+    return is_text_table(path) or (suffix in SOURCES and "dates" in SOURCES[suffix].settings)
+
+
+def _known_files() -> str:
+    """Return the suffixes of all files that can be read, for messages."""
+    others = ", ".join(suffix for suffix in SOURCES if suffix.startswith("."))
+    return (
+        f".csv, .tsv or .txt (also with .gz, .bz2, .xz, .zst or .zip), .parquet, .arrow, .feather, "
+        f"{others} or {settings.SOURCE_SUFFIX}"
+    )
+
+
+def _require_settings(reading: settings.Reading, allowed: Collection[str], *, where: str) -> None:
     for name in reading.given_settings:
-        if name not in _SETTINGS[kind]:
-            kinds = " or ".join(
-                f"a {other_kind}" for other_kind in _SETTINGS if name in _SETTINGS[other_kind]
-            )
+        if name not in allowed:
+            takers = {_TEXT_FILE: _TEXT_SETTINGS, **{s.kind: s.settings for s in SOURCES.values()}}
+            kinds = " or ".join(f"a {taker}" for taker, own in takers.items() if name in own)
             raise DataError(f"{where}: reading.{name}: goes with {kinds} alone")

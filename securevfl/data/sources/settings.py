@@ -1,6 +1,5 @@
 """Settings of a table's source: how a file is written, which query gives its rows."""
 
-import contextlib
 import datetime
 import difflib
 import encodings
@@ -12,14 +11,11 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from encodings.aliases import aliases
-from pathlib import Path
 from typing import Any, ClassVar, Final, Literal
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.core.files import MOST_OF_SETTINGS, read_text
 from securevfl.core.formatting import toml_value
-from securevfl.core.settings import read_settings
 
 _SHOWN = 20
 
@@ -29,16 +25,16 @@ class Wanted:
     """Columns to read of a table; others are never in memory."""
 
     columns: Sequence[str] | None = None
-    """These alone, in this order; None: all that there are."""
+    """Columns to read, in this order; None: all that there are."""
 
     if_there: Collection[str] = ()
-    """With ``columns``, these too, as far as they are there."""
+    """Columns to read besides ``columns``, as far as they are there."""
 
     exclude: Collection[str] = ()
-    """Without these, which must be there nevertheless."""
+    """Columns that are not read, but must be there."""
 
     needed: Collection[str] = ()
-    """These must be there."""
+    """Columns that must be there."""
 
     expected: Collection[str] = ()
     """More columns that identify the header of a text file."""
@@ -113,8 +109,6 @@ def require_names(
             raise DataError(f"{where}: has no {what} {column!r}; {hint}It has {shown}")
 
 
-# Settings of a table's source: how a file is written, which query gives the rows.
-
 NO_SEPARATOR: Final = frozenset('"\r\n0123456789+-.')
 """Characters that can't separate cells, as cells begin with them."""
 
@@ -136,7 +130,7 @@ class Reading:
     """Mark between thousands; a space stands for no-break spaces too."""
 
     encoding: str | None = None
-    """As Python names it."""
+    """Name of the encoding in Python."""
 
     skip_lines: int | None = None
     """Lines before the header that are no part of the table."""
@@ -148,7 +142,7 @@ class Reading:
     """Cells without a value; default as pandas. Where ``NA`` is a word, write ``empty = [""]``."""
 
     dates: str | None = None
-    """How dates are written, in ``strptime``'s letters: ``"%d.%m.%Y"`` reads 31.12.2020."""
+    """Form of dates in ``strptime``'s letters: ``"%d.%m.%Y"`` reads 31.12.2020."""
 
     table: str | None = None
     """A database's table or view, ``name`` or ``schema.name``; a workbook's sheet."""
@@ -303,61 +297,5 @@ def as_options(message: str) -> str:
     return f"{rewritten} (or into a NAME{SOURCE_SUFFIX} that names the file)" if count else message
 
 
-# ``NAME.source.toml``: files of one party alone that say where its table lies.
-
 SOURCE_SUFFIX: Final = ".source.toml"
 """Suffix of files that name the location of a table; each stays with its party."""
-
-
-def is_source_file(path: Path) -> bool:
-    """Return whether a file names the location of a table, and is no table."""
-    return path.name.endswith(SOURCE_SUFFIX)
-
-
-def read_source(path: Path, *, where: str) -> Source:
-    """Read a ``NAME.source.toml`` file.
-
-    Raises:
-        OSError: If there is no such file.
-        DataError: If it is no TOML, or a setting is wrong. Values are not shown.
-    """
-    try:
-        table = tomllib.loads(read_text(path, most=MOST_OF_SETTINGS))
-    except ValueError as error:  # a number of thousands of digits is no TOMLDecodeError
-        raise DataError(f"{where}: is not TOML: {error}") from None
-    except RecursionError:
-        raise DataError(f"{where}: is nested too deeply to be settings") from None
-    try:
-        return read_settings(Source, table, where="source")
-    except ConfigError as error:
-        raise DataError(f"{where}: {str(error).removeprefix('source.')}") from None
-
-
-def file_behind(path: Path) -> Path:
-    """Return the file that holds a party's table: for most, the path itself.
-
-    A source file with an address of a database stands for its table itself.
-
-    Raises:
-        OSError: If there is no such source file.
-        DataError: As :func:`read_source`.
-    """
-    if not is_source_file(path):
-        return path
-    source = read_source(path, where=f"table {path}")
-    return path if source.file is None else file_named(path, source.file)
-
-
-def query_behind(path: Path) -> str | None:
-    """Return the query that gives a party's table; None without one, or without a readable file.
-
-    What can't be read is refused where the table is read.
-    """
-    with contextlib.suppress(OSError, DataError):
-        return read_source(path, where="").query if is_source_file(path) else None
-    return None
-
-
-def file_named(path: Path, file: str) -> Path:
-    """Return the file that a source file names; relative to its own folder, if it is relative."""
-    return path.parent / Path(file).expanduser()

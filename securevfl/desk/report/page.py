@@ -25,7 +25,7 @@ from securevfl.ledger.book import LABELS
 from securevfl.ledger.chain import read_chain
 from securevfl.ledger.ledger import lines_of_run
 from securevfl.models.task_metrics import metrics_of
-from securevfl.runtime import run_folder
+from securevfl.runtime import metrics_file, run_folder
 from securevfl.runtime.run_folder import own_folders
 
 # What partners are worth, for people: titles, columns and cells of what was measured.
@@ -137,7 +137,7 @@ def write_report(run: Path, config: FederationConfig | None = None) -> Path:
             history,
             metric=metrics["metric"],
             alone=metrics["alone_test"],
-            name=f"{run_folder.alone_in_words(metrics)}, test",
+            name=f"{metrics_file.alone_in_words(metrics)}, test",
         ),
         plots.loss_plot(history),
     ]
@@ -153,15 +153,15 @@ def write_report(run: Path, config: FederationConfig | None = None) -> Path:
     measured = run_folder.read_measured(run, run_folder.CONTRIBUTION, run=metrics["run"])
     page = TEMPLATES.get_template("page.html.j2").render(
         metrics=metrics,
-        models=run_folder.models_measured(metrics),
+        models=metrics_file.models_measured(metrics),
         intervals=_intervals(metrics),
         against=_against(metrics),
-        threshold=run_folder.threshold_in_words(evaluation) if "threshold" in evaluation else "",
+        threshold=metrics_file.threshold_in_words(evaluation) if "threshold" in evaluation else "",
         mistakes=_mistakes(evaluation),
         meanings=metrics_of(metrics["task"], metrics["metric"]),
         contribution=None if measured is None else _contribution(measured),
         absences=absences_in_words(metrics.get("absences", ()), epochs=metrics["epochs"]),
-        links=run_folder.links_of_run(metrics),
+        links=metrics_file.links_of_run(metrics),
         digest=config.digest,
         parties=_parties(run, config, metrics),
         odds=_odds(privacy),
@@ -257,8 +257,8 @@ def _intervals(metrics: dict[str, Any]) -> dict[str, Any] | None:
         return None
     intervals = (evaluation["intervals"][name] for name in metrics["test_metrics"])
     return {
-        "heading": f"{metrics['family']} (joint), {run_folder.interval_heading(evaluation)}",
-        "cells": [run_folder.interval_in_words(interval) for interval in intervals],
+        "heading": f"{metrics['family']} (joint), {metrics_file.interval_heading(evaluation)}",
+        "cells": [metrics_file.interval_in_words(interval) for interval in intervals],
     }
 
 
@@ -287,9 +287,9 @@ def _against(metrics: dict[str, Any]) -> dict[str, Any] | None:
     return {
         "verdict": gain["verdict"],
         "clear": gain["outcome"] == "better",
-        "candidates": run_folder.candidates_in_words(metrics),
-        "placebos": run_folder.placebos_in_words(metrics),
-        "top": run_folder.top_in_words(metrics),
+        "candidates": metrics_file.candidates_in_words(metrics),
+        "placebos": metrics_file.placebos_in_words(metrics),
+        "top": metrics_file.top_in_words(metrics),
         "plot": plots.models_plot(measured, title=f"test {name} ({better} is better)"),
     }
 

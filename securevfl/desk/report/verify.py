@@ -20,7 +20,7 @@ from securevfl.ledger.chain import Chain, read_chain
 from securevfl.ledger.countersigning import COUNTERSIGNED, FORGOTTEN, require_signed
 from securevfl.ledger.ledger import recompute_figures, until_end
 from securevfl.ledger.record_counts import FILE
-from securevfl.runtime.party import read_identities
+from securevfl.runtime.countersigning_party import read_identities
 
 # Check a run folder: ledgers, what parties signed of one another's, and the figures they give.
 

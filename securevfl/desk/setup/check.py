@@ -17,18 +17,19 @@ from securevfl.config import rules
 from securevfl.config.disclosure import channels, require_covered_channels
 from securevfl.config.encoder import resolve
 from securevfl.config.federation import FederationConfig, key_spec, link_spec
-from securevfl.config.reading import Findings, load_federation, read_sections, require_method
+from securevfl.config.reading import Findings, load_federation, read_sections, section_checks
 from securevfl.config.rules import require_helpers
 from securevfl.config.sections import PartySettings
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, DataError, PrivacyError, SecureVflError
 from securevfl.core.formatting import finite_or_none
-from securevfl.core.settings import Problem, problems_of
+from securevfl.core.settings import Problem, problems_of, read_settings
 from securevfl.data.party_tables import ColumnRoles, fit_table
 from securevfl.data.scaling import Bounds, feature_scaler
 from securevfl.data.schema import TableSchema
 from securevfl.data.sources.read import ignore_note, read_frame
-from securevfl.data.sources.settings import Wanted, query_behind
+from securevfl.data.sources.settings import Wanted
+from securevfl.data.sources.source_files import query_behind
 from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.desk.setup.estimates import Costs, ExpectedLinks, estimate_costs, expected_links
 from securevfl.dp.labels import labels_total
@@ -119,8 +120,8 @@ class Collected(Findings):
         self.config = config
         for require in (rules.require_trainable, require_covered_channels):
             self.attempt(partial(require, config), otherwise=None, about="rules")
-        for name in config.source.get("methods", {}):
-            self.attempt(partial(require_method, config, name), otherwise=None, about="rules")
+        for check in section_checks(config):
+            self.attempt(check, otherwise=None, about="rules")
 
     def wrong(self, error: Exception, about: str) -> None:
         """Note an error, unless it follows from what was mended."""
@@ -131,6 +132,18 @@ class Collected(Findings):
             self.problems.append(text)
         self.mended.add(about)
         self._whole &= about not in ("party", "parties", "rules")
+
+    def attempt(self, work: Callable[[], T], *, otherwise: T, about: str) -> T:
+        """Return what ``work`` returns, or ``otherwise`` where it fails."""
+        try:
+            return work()
+        except (ConfigError, PrivacyError) as error:
+            self.wrong(error, about)
+            return otherwise
+
+    def settings(self, kind: type[T], tables: Mapping[str, Any], name: str) -> T:
+        """Read one section, mended until it can be read."""
+        return self.table(partial(read_settings, kind, where=name), tables.get(name, {}), name)
 
     def table(self, read: Callable[[dict[str, Any]], T], table: Mapping[str, Any], name: str) -> T:
         """Read one table, mended until it can be read."""

@@ -23,7 +23,8 @@ from securevfl.linkage.metrics.metric import KeySpec
 from securevfl.linkage.metrics.texts import Exact, exact_texts
 from securevfl.linkage.spec import LinkSpec
 from securevfl.linkage.stage.candidates import count_links, link_warnings
-from securevfl.linkage.stage.linking import Linker, protection_of
+from securevfl.linkage.stage.linkage_parts import protection_of
+from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.text import Spelling
 from securevfl.models.alone.perceptron import BaselineConfig
 from securevfl.models.tasks import TaskHead

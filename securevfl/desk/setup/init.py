@@ -16,16 +16,10 @@ from securevfl.core import checks
 from securevfl.core.errors import ConfigError, DataError, SecureVflError
 from securevfl.core.formatting import toml_key, toml_text, toml_value
 from securevfl.core.settings import read_settings
-from securevfl.data.sources.read import read_frame
-from securevfl.data.sources.settings import (
-    SOURCE_SUFFIX,
-    Reading,
-    Wanted,
-    as_options,
-    is_source_file,
-)
-from securevfl.data.sources.text_files import is_text_table, with_dates
-from securevfl.data.sources.workbooks import WORKBOOK_SUFFIXES
+from securevfl.data.sources.read import holds_cells, read_frame
+from securevfl.data.sources.settings import SOURCE_SUFFIX, Reading, Wanted, as_options
+from securevfl.data.sources.source_files import is_source_file
+from securevfl.data.sources.text_files import with_dates
 from securevfl.data.tables import KeyTable
 from securevfl.desk.setup import estimates, proposed_columns
 from securevfl.desk.setup.proposal import ColumnUse, Proposal, Wishes, propose
@@ -368,8 +362,7 @@ def look_at(
         frame = read_frame(path, where=where, reading=reading, wanted=wanted)
     except DataError as error:
         raise DataError(as_options(str(error))) from None
-    of_cells = is_text_table(path) or path.suffix.lower() in WORKBOOK_SUFFIXES
-    if reading.dates is None and of_cells:
+    if reading.dates is None and holds_cells(path):
         form = proposed_columns.date_form(frame)
         if form is not None:
             reading = replace(reading, dates=form)

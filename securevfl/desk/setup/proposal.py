@@ -12,7 +12,7 @@ from securevfl.core.column_names import meaning_of, names_one_person
 from securevfl.core.conventions import Task
 from securevfl.core.errors import ConfigError
 from securevfl.data.cells import amounts_of, dates_of, texts_of
-from securevfl.data.columns import is_row_number
+from securevfl.data.column_kinds import is_row_number
 from securevfl.data.keys_and_labels import encode_labels
 from securevfl.data.scaling import MAX_CATEGORIES
 from securevfl.desk.setup.estimates import LIMITS, RowsServed

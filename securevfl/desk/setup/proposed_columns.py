@@ -19,7 +19,7 @@ from securevfl.core import checks, files
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.settings import read_settings
 from securevfl.data.cells import day_number
-from securevfl.data.columns import ColumnKind, infer, is_row_number
+from securevfl.data.column_kinds import ColumnKind, infer, is_row_number
 from securevfl.data.scaling import MAX_CATEGORIES
 from securevfl.data.sources.settings import AS_IT_IS, Reading
 from securevfl.data.sources.text_files import read_dates

@@ -2,8 +2,8 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -12,119 +12,18 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
-from securevfl.core.devices import Precision, to_device
+from securevfl.core.devices import to_device
+from securevfl.core.errors import ConfigError
 from securevfl.core.progress import EpochDone, Observer
-from securevfl.data.rows import RowSplit, consecutive_batches
-from securevfl.federation.messages import EpochMark, RoundPlan
-from securevfl.federation.rounds.cut import CutRows
+from securevfl.data.rows import RowSplit
+from securevfl.federation.messages import EpochMark
 from securevfl.federation.rounds.exchanges import Exchange
-from securevfl.federation.run_plan import Purpose, RunPlan
+from securevfl.federation.rounds.top_model import PrimaryInputs, TopModel
+from securevfl.federation.run_plan import RunPlan
 from securevfl.models.alone.choice import Decision, choose_scale, decide, mix_outputs
-from securevfl.models.cuda_graphs import Network
-from securevfl.models.family import Explained, share_of_base
+from securevfl.models.family import Explained
 from securevfl.models.layers import PositionsTaken
 from securevfl.models.tasks import HALF, Metrics, TaskHead
-
-# The primary's half of the network at work on rows, over any exchange.
-
-
-@dataclass(frozen=True, kw_only=True)
-class PrimaryInputs:
-    """What the top model reads of the primary's rows, as tensors."""
-
-    features: Float[Tensor, "rows features"]
-    keys: Float[Tensor, "rows dimension"]
-    similarities: Float[Tensor, "rows secondaries links"] | None = None
-    """Each link's similarity, secondaries by rank; NaN where a slot holds no record. Only for
-    families that read them."""
-    base: Float[Tensor, "rows outputs"] | None = None
-    """Margins of the primary alone, which outputs are added to: out of fold where the model that
-    gave them was fitted to the row; None where there is no base."""
-    first_row: int = 0
-    """Id of the first row."""
-
-
-@dataclass(eq=False)
-class TopModel:
-    """The primary's half of the network at work on rows, over any exchange."""
-
-    top: nn.Module
-    """The module."""
-    inputs: PrimaryInputs
-    """Inputs from the primary's rows."""
-    exchange: Exchange
-    """Where the secondaries are."""
-    _: KW_ONLY
-    batch_size: int
-    """Most rows of a round."""
-    scale: float = 1.0
-    """lambda: the joint model's weight in its average with a base, in [0, 1]."""
-    precision: Precision = "float32"
-    """Precision in which :attr:`top` computes."""
-    _network: Network | None = field(default=None, init=False)
-    _last_test: tuple[Tensor, Tensor, Tensor, Tensor | None] | None = field(
-        default=None, init=False
-    )
-
-    def predict(self, rows: npt.NDArray[np.int64], purpose: Purpose) -> Tensor:
-        """Return the outputs for ``rows``, the base among them; shape (rows, outputs).
-
-        Reveals:
-            To the primary: one average a row. To the secondaries: the rows' ids.
-        """
-        self.top.eval()
-        with torch.no_grad():
-            return torch.cat([self._forward(*batch) for batch in self._rounds(rows, purpose)])
-
-    def _rounds(
-        self, rows: npt.NDArray[np.int64], purpose: Purpose
-    ) -> Iterator[tuple[RoundPlan, CutRows]]:
-        """Yield rounds of rows that depend on nothing, with their averages."""
-        plans = (
-            self._plan(batch, purpose, self.exchange.ranks)
-            for batch in consecutive_batches(rows, batch_size=self.batch_size)
-        )
-        return self.exchange.release_each(plans)
-
-    def _forward(self, plan: RoundPlan, aggregate: Tensor) -> Tensor:
-        inputs, base = self._read(plan, aggregate)
-        if plan.purpose == "test":
-            self._last_test = inputs
-        output = self._compute(*inputs)
-        if base is None:
-            return output
-        return mix_outputs(base, share_of_base(self.top) * base + output, self.scale)
-
-    def _compute(
-        self, features: Tensor, keys: Tensor, aggregate: Tensor, similarities: Tensor | None
-    ) -> Tensor:
-        if self._network is None or self._network.module is not self.top:
-            self._network = Network(self.top, self.precision)
-        return self._network(features, keys, aggregate, similarities)
-
-    def _read(
-        self, plan: RoundPlan, aggregate: Tensor
-    ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor | None], Tensor | None]:
-        """Return what the top model reads of a round's rows, and their base."""
-        data = self.inputs
-        index = to_device(plan.rows - data.first_row, data.features.device)
-        similarities = None
-        if data.similarities is not None:
-            # Ranks count from 1; a party that is left out of the round is left out here too.
-            active = to_device(torch.as_tensor(plan.active) - 1, index.device)
-            similarities = data.similarities[index[:, None], active]
-        inputs = (data.features[index], data.keys[index], aggregate, similarities)
-        return inputs, None if data.base is None else data.base[index]
-
-    def _plan(
-        self, rows: npt.NDArray[np.int64], purpose: Purpose, active: tuple[int, ...]
-    ) -> RoundPlan:
-        return RoundPlan(
-            round_number=self.exchange.rounds.next(), rows=rows, active=active, purpose=purpose
-        )
-
-
-# An epoch's line of the history: what was measured, and what patience reads of it.
 
 VALIDATION: Final = "validation_"
 """Stands before the name of each metric of the validation rows."""
@@ -150,9 +49,6 @@ def last_gain(head: TaskHead, history: Sequence[Mapping[str, Any]], *, since: in
             if head.is_better(line[name], best[name]):
                 best[name], gained = line[name], line["epoch"]
     return gained
-
-
-# The primary at work: it plans rounds, trains the top model and keeps the best epoch.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,8 +106,8 @@ class Primary(TopModel, ABC):
             plan: The run.
             data: The primary's table.
             top: Its half of the model.
-            exchange: Where the secondaries are.
-            observe: Hears of progress.
+            exchange: Rounds with the secondaries.
+            observe: Called with progress.
         """
         self.training = plan.config.training
         super().__init__(
@@ -257,7 +153,8 @@ class Primary(TopModel, ABC):
         if self.epoch == 0 and self.best_metric is None and self.data.base is not None:
             self._begin_at(self.data.base)
         while not self.is_finished and (self.epoch == 0 or self.may_go_on()):
-            self._run_epoch(after_epoch)
+            start = time.monotonic()
+            self._end_epoch(*self._train_epoch(self.epoch + 1), start, after_epoch)
 
     @property
     def epochs(self) -> int:
@@ -300,13 +197,32 @@ class Primary(TopModel, ABC):
         Args:
             margins: Of all rows; see :attr:`PrimaryInputs.base`.
         """
-        self.inputs = self.data = replace(self.data, base=margins)
+        self.data = replace(self.data, base=margins)
+        self.inputs = replace(self.inputs, base=margins)
+
+    @property
+    def _base(self) -> Float[Tensor, "rows outputs"]:
+        """Margins of the primary alone, of a run that has a base."""
+        if self.data.base is None:
+            raise ConfigError("base.estimator: a run without a base has nothing to decide against")
+        return self.data.base
+
+    @property
+    def _best_outputs(self) -> Float[Tensor, "validation outputs"]:
+        """Outputs for the validation rows at the best epoch, of a run that has a base."""
+        if self.best_outputs is None:
+            raise ConfigError("base.estimator: a run without a base keeps no outputs")
+        return self.best_outputs
+
+    def base_of(self, rows: Int64[np.ndarray, " rows"]) -> Float[Tensor, "rows outputs"]:
+        """Return margins of the primary alone for rows, of a run that has a base."""
+        return self._base[torch.as_tensor(rows, device=self._base.device)]
 
     def _begin_at(self, base: Tensor) -> None:
         """Make the base alone the best epoch so far; no round is asked for."""
         split, start = self.data.split, time.monotonic()
         train, validation = (
-            (base[torch.as_tensor(rows, device=base.device)], self._targets(rows))
+            (base[torch.as_tensor(rows, device=base.device)], self.targets_of(rows))
             for rows in (self.data.training_rows, split.validation)
         )
         threshold = self.head.choose_threshold(*validation)
@@ -326,7 +242,7 @@ class Primary(TopModel, ABC):
             (split.validation, "validation"),
             (split.test, "test"),
         ):
-            self.head.require_defined(self._targets(rows), rows=name)
+            self.head.require_defined(self.targets_of(rows), rows=name)
 
     @property
     def is_finished(self) -> bool:
@@ -335,15 +251,29 @@ class Primary(TopModel, ABC):
         stale = self.epoch - gained >= self.training.patience
         return self.epoch >= self.epochs or (self.best_metric is not None and stale)
 
-    def _run_epoch(self, after_epoch: Callable[[EpochMark], None]) -> None:
-        start = time.monotonic()
+    def _end_epoch(
+        self,
+        loss: float,
+        rows: Int64[np.ndarray, " train"],
+        fitted: Tensor,
+        start: float,
+        after_epoch: Callable[[EpochMark], None],
+    ) -> None:
+        """Validate an epoch, keep it if it is the best, and report it.
+
+        Args:
+            loss: Mean loss of its training rows.
+            rows: Ids of these.
+            fitted: Outputs for them, shape (rows, outputs).
+            start: When it began, by ``time.monotonic``.
+            after_epoch: Called with it.
+        """
         epoch = self.epoch + 1
-        loss, rows, fitted = self._train_epoch(epoch)
         own = self.data.split.validation
         outputs = self.predict(own, "validation")
         scale = self._weight(outputs, own)
-        trained = self._mix_with_base(fitted, rows, scale), self._targets(rows)
-        validated = self._mix_with_base(outputs, own, scale), self._targets(own)
+        trained = self._mix_with_base(fitted, rows, scale), self.targets_of(rows)
+        validated = self._mix_with_base(outputs, own, scale), self.targets_of(own)
         threshold = self.head.choose_threshold(*validated)
         line = self._remember(epoch, loss, trained, validated, threshold, start)
         if self.data.base is not None:
@@ -449,9 +379,7 @@ class Primary(TopModel, ABC):
             base_is_alone: Whether that model is the base, whose margins are out of fold on
                 training rows.
         """
-        base, outputs = self.data.base, self.best_outputs
-        assert base is not None, "there is a base"
-        assert outputs is not None, "the base was the first best epoch"
+        base, outputs = self._base, self._best_outputs
         rows = torch.as_tensor(self.data.split.validation, device=base.device)
         known, seen, scale = rows, outputs, None
         if self.out_of_fold is not None:
@@ -501,10 +429,8 @@ class Primary(TopModel, ABC):
 
     def _unseen_loss(self) -> Tensor:
         """Return the mean loss of the weighted outputs for rows that no model was fitted to."""
-        base = self.data.base
-        assert base is not None, "there is a base"
         rows, outputs = self._unseen_outputs()
-        joint = mix_outputs(base[rows], outputs, self.scale)
+        joint = mix_outputs(self._base[rows], outputs, self.scale)
         return self.head.row_losses(joint, self.data.targets[rows]).mean()
 
     def _unseen_outputs(self) -> tuple[Int64[Tensor, " rows"], Float[Tensor, "rows outputs"]]:
@@ -512,8 +438,7 @@ class Primary(TopModel, ABC):
 
         Those are the validation rows and, with outputs out of fold, the training rows before them.
         """
-        outputs = self.best_outputs
-        assert outputs is not None, "the base was the first best epoch"
+        outputs = self._best_outputs
         rows = torch.as_tensor(self.data.split.validation, device=outputs.device)
         if self.out_of_fold is None:
             return rows, outputs
@@ -546,7 +471,8 @@ class Primary(TopModel, ABC):
         with torch.no_grad():
             return self.top.explain(*self._last_test)
 
-    def _targets(self, rows: npt.NDArray[np.int64]) -> Tensor:
+    def targets_of(self, rows: npt.NDArray[np.int64]) -> Tensor:
+        """Return the labels of rows."""
         return self.data.targets[to_device(rows, self.data.targets.device)]
 
     def state(self) -> dict[str, Any]:

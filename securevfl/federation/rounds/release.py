@@ -87,7 +87,7 @@ class SecondaryRelease:
             self.noise.close()
 
     def release(
-        self, plan: RoundPlan, represent: Callable[[], Tensor], *, learns: bool
+        self, plan: RoundPlan, represent: Callable[[RoundPlan], Tensor], *, learns: bool
     ) -> Released:
         """Charge, then compute, clip, round towards zero, add noise as integers, and encode.
 
@@ -97,7 +97,8 @@ class SecondaryRelease:
 
         Args:
             plan: The round.
-            represent: Computes the representation, shape (B, L, H); called once it is paid for.
+            represent: Computes the round's representation, shape (B, L, H); called once it is paid
+                for.
             learns: Whether the clip belongs on the autograd graph.
 
         Raises:
@@ -112,7 +113,7 @@ class SecondaryRelease:
         epsilon = self.ledger.charge(
             round_number=plan.round_number, rows=plan.rows, purpose=plan.purpose
         )
-        representation = represent()
+        representation = represent(plan)
         with torch.set_grad_enabled(learns):
             if self.noise is None:
                 require_finite("the representation", representation, round_number=plan.round_number)

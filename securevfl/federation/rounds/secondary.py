@@ -10,14 +10,26 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from securevfl.core.devices import DeviceReads, Precision, read_together, reads, to_device
+from securevfl.core.devices import (
+    DeviceReads,
+    Precision,
+    computing_in,
+    read_together,
+    reads,
+    to_device,
+    widen_floats,
+)
 from securevfl.core.errors import ProtocolError
 from securevfl.federation.checkpoint import Checkpoints
 from securevfl.federation.encoder_fitting import ClassMeansFitting
 from securevfl.federation.messages import AverageRequest, EpochMark, Gradient, Mean, RoundPlan
 from securevfl.federation.rounds import cut
 from securevfl.federation.rounds.label_defences import distance_correlation
-from securevfl.federation.rounds.own_records import OwnRecords
+from securevfl.federation.rounds.own_records import (
+    gather_records,
+    represent_distinct,
+    represent_linked,
+)
 from securevfl.federation.rounds.release import (
     CachedRelease,
     SecondaryRelease,
@@ -31,16 +43,19 @@ from securevfl.federation.rounds.updates import (
     LinkedRecords,
     PlainBackwardStep,
     PrivateBackwardStep,
+    RowGradients,
 )
 from securevfl.federation.session.peers import Handler, Handlers, Next, Reply, StageEnd, shapes_of
 from securevfl.federation.session.request_validator import RequestValidator
 from securevfl.linkage.sampling import LinkSource
+from securevfl.models.building import Forward
+from securevfl.models.building import row_by_row as each_row
 from securevfl.models.cuda_graphs import Network
-from securevfl.models.family import ExplainedBottom, Stackable
+from securevfl.models.family import DistinctBottom, ExplainedBottom, Stackable
 from securevfl.models.layers import PositionsTaken, alignment
 from securevfl.models.optimisers import PacedOptimizer
 from securevfl.mpc import codec
-from securevfl.mpc.sum_to import Words, encode_weighted
+from securevfl.mpc.sum_to import encode_weighted
 from securevfl.transport.message import Done
 
 _EXPLAINED_ROWS: Final = 128
@@ -66,11 +81,11 @@ class SecondaryData:
 class StackedPart(Protocol):
     """A secondary's part in a round that several of one process compute together."""
 
-    def representation(self) -> cut.CutRows:
+    def represent(self) -> cut.CutRows:
         """Return its representation, which the ledger has charged."""
         ...
 
-    def lesson(self, term: cut.CutRows) -> BackwardStep:
+    def backward_step(self, term: cut.CutRows) -> BackwardStep:
         """Return what waits for the gradient of its term of the aggregate."""
         ...
 
@@ -129,6 +144,10 @@ class Secondary:
     """Its positional encoding around this session's first average; None before it."""
     epsilon_spent: float = field(default=0.0, init=False)
     _pending: tuple[RoundPlan, BackwardStep] | None = field(default=None, init=False)
+    _share: StackedPart | None = field(default=None, init=False)
+    """Its part in the stack of the round that is under way; None where it computes alone."""
+    _row_gradients: RowGradients | None = field(default=None, init=False)
+    """Row gradients of the last release, until its backward step takes them."""
     _network: Network | None = field(default=None, init=False)
     _settled: bool = field(default=False, init=False)
     _unread: DeviceReads = field(default_factory=DeviceReads, init=False)
@@ -148,19 +167,6 @@ class Secondary:
         """Where it computes."""
         return self.data.features.device
 
-    @property
-    def records(self) -> OwnRecords:
-        """Its bottom model at work on its records."""
-        return OwnRecords(
-            bottom=self.bottom,
-            features=self.data.features,
-            keys=self.data.keys,
-            row_by_row=self.row_by_row,
-            apart=self.gradient_noise is not None or self.contribution.noise is not None,
-            precision=self.precision,
-            network=self._captured_network(),
-        )
-
     def _captured_network(self) -> Network | None:
         """Return the bottom model as a GPU replays it; None for one that cannot be captured."""
         if self.row_by_row or not isinstance(self.bottom, Stackable):
@@ -168,64 +174,6 @@ class Secondary:
         if self._network is None or self._network.module is not self.bottom:
             self._network = Network(self.bottom, self.precision)
         return self._network
-
-    def answer(self, plan: RoundPlan, *, validated: Callable[[], None] = lambda: None) -> Words:
-        """Return this round's contribution as words of the sum; it is charged first.
-
-        Args:
-            plan: The round.
-            validated: Called when the round is found to be due, before anything of it is used.
-
-        Raises:
-            ProtocolError: If the round is not due; see
-            :class:`securevfl.federation.session.request_validator.RequestValidator`.
-            PrivacyError: If the budget or the promise forbids the release.
-
-        Reveals:
-            Nothing by itself; what is made of the returned words is said at
-            :class:`securevfl.mpc.sum_to.SumTo`.
-        """
-        self.validator.validate_round(plan)
-        reads().take(self._unread)
-        validated()
-        if self.kept is not None:
-            words = self.kept.again(plan.rows)
-            if words is not None:
-                self.epsilon_spent = self.kept.epsilon_spent
-                return words
-            if not self._settled:
-                # Here and not before: a resumed run may ask for no release, and then fits nothing.
-                self.kept.settle()
-                self._settled = True
-        training = plan.wants_gradient and self.optimizer is not None
-        if self.bottom.training != training:
-            self.bottom.train(training)
-        share = None if self.stacked_in is None else self.stacked_in(plan)
-        private: list[PrivateBackwardStep] = []
-
-        def represent() -> Tensor:
-            if share is not None:
-                return share.representation()
-            if training and self.gradient_noise is not None:
-                lesson, out = self._private_backward_step(plan.rows, self.gradient_noise)
-                private.append(lesson)
-                return out
-            with self.dropout.active(), torch.set_grad_enabled(training):
-                return self._of_round(plan)
-
-        released = self.contribution.release(
-            plan, represent, learns=training and self.gradient_noise is None
-        )
-        if self.kept is not None:
-            self.kept.keep_answer(plan.rows, *reads().host(released.words))
-        self.epsilon_spent = released.epsilon
-        self._pending = None
-        if training:
-            lesson: BackwardStep = (
-                private[0] if private else self._plain_backward_step(plan, released.clipped, share)
-            )
-            self._pending = (plan, lesson)
-        return released.words
 
     def learn(self, plan: RoundPlan, gradient: cut.CutRows) -> None:
         """Take one optimizer step from the gradient of the aggregate.
@@ -240,7 +188,7 @@ class Secondary:
             return
         if self._pending is None or self._pending[0].round_number != plan.round_number:
             raise ProtocolError(f"round {plan.round_number}: a gradient came without a release")
-        lesson = self._pending[1]
+        step = self._pending[1]
         self._pending = None
         require_finite("the gradient", gradient, round_number=plan.round_number)
         with self._unread.gathering():
@@ -249,7 +197,7 @@ class Secondary:
             term = to_device(gradient, self.device) / len(plan.active)
             # Behind noise every gradient is finite. A trained encoder's may not be, where a record
             # is not; with a promise it counts as zero, since stopping would tell everybody.
-            lost = lesson.gradients_from(term, zero_lost=promised)
+            lost = step.gradients_from(term, zero_lost=promised)
             stop = refuse_lost("the bottom model's gradient", plan.round_number)
             reads().add(lost, self.contribution.count if promised else stop)
             self.optimizer.step(epoch=self.validator.epoch)
@@ -298,18 +246,35 @@ class Secondary:
         }
 
     def hear_round(self, plan: RoundPlan, reply: Reply) -> Next:
-        """Answer a round; of a training round the gradient follows.
+        """Answer a round with words of the sum, charged first; of training the gradient follows.
 
         Raises:
-            ProtocolError: As :meth:`answer` does.
-            PrivacyError: As :meth:`answer` does.
+            ProtocolError: If the round is not due; see
+            :class:`securevfl.federation.session.request_validator.RequestValidator`.
+            PrivacyError: If the budget or the promise forbids the release.
 
         Reveals:
             To the primary: the words, in the sum of all active secondaries.
         """
-        count, number = self._cut.words(len(plan.rows)), plan.round_number
+        number = plan.round_number
         with read_together():
-            words = self.answer(plan, validated=lambda: reply.prepare(count, round_number=number))
+            self.validator.validate_round(plan)
+            reads().take(self._unread)
+            reply.prepare(self._cut.words(len(plan.rows)), round_number=number)
+            words = None if self.kept is None else self.kept.again(plan.rows)
+            if words is None:
+                learns = self._begin_round(plan)
+                released = self.contribution.release(
+                    plan, self.represent, learns=learns and self.gradient_noise is None
+                )
+                words, self.epsilon_spent = released.words, released.epsilon
+                if self.kept is not None:
+                    self.kept.keep_answer(plan.rows, *reads().host(words))
+                step = self._backward_step(plan, released.clipped) if learns else None
+                self._pending = None if step is None else (plan, step)
+                self._share = None
+            elif self.kept is not None:
+                self.epsilon_spent = self.kept.epsilon_spent
             reply.add(words, round_number=number)
         self.log(
             "released",
@@ -334,7 +299,8 @@ class Secondary:
     @property
     def _due(self) -> RoundPlan:
         """The round that waits for its gradient."""
-        assert self._pending is not None, "a gradient follows a release"
+        if self._pending is None:
+            raise ProtocolError("a gradient came without a release")
         return self._pending[0]
 
     @property
@@ -355,11 +321,64 @@ class Secondary:
 
     def linked_records(self, rows: npt.NDArray[np.int64]) -> LinkedRecords:
         """Return what the bottom model is given for a batch of the primary's rows."""
-        return self.records.gather(*self._links_of(rows))
+        return gather_records(self.data.features, self.data.keys, *self._links_of(rows))
 
-    def _of_round(self, plan: RoundPlan) -> Tensor:
-        """Return the representation that a round asks for."""
-        return self.records(*self._links_of(plan.rows))
+    def _begin_round(self, plan: RoundPlan) -> bool:
+        """Make the bottom model ready for a round; return whether it learns from it."""
+        if self.kept is not None and not self._settled:
+            # Here and not before: a resumed run may ask for no release, and then fits nothing.
+            self.kept.settle()
+            self._settled = True
+        learns = plan.wants_gradient and self.optimizer is not None
+        if self.bottom.training != learns:
+            self.bottom.train(learns)
+        self._share = None if self.stacked_in is None else self.stacked_in(plan)
+        return learns
+
+    def represent(self, plan: RoundPlan) -> Tensor:
+        """Return the bottom model's representation of a round's rows, which the ledger has charged.
+
+        It is on the autograd graph where the model learns from the round by a plain step.
+        """
+        if self._share is not None:
+            return self._share.represent()
+        learns = plan.wants_gradient and self.optimizer is not None
+        index, present = self._links_of(plan.rows)
+        features, keys, bottom = self.data.features, self.data.keys, self.bottom
+        if learns and self.gradient_noise is not None:
+            self._row_gradients = RowGradients(
+                bottom,
+                gather_records(features, keys, index, present),
+                forward=self._forward,
+                clip_norm=self.contribution.aggregation.clip_norm,
+                noise=self.gradient_noise,
+                stream=self.dropout,
+                precision=self.precision,
+            )
+            return self._row_gradients.represent()
+        network = self._captured_network()
+        # A promise needs each link computed in a place of its own: how many records a batch links
+        # to is the size of a matrix product, which may decide the last bits of every row of it; and
+        # one record more or less must leave other rows as they are. What a GPU replays is as large
+        # in every round, too.
+        promised = self.gradient_noise is not None or self.contribution.noise is not None
+        apart = promised or (network is not None and features.is_cuda)
+        in_precision = computing_in(self.precision, self.device)
+        with self.dropout.active(), torch.set_grad_enabled(learns), in_precision:
+            if not apart and bottom.recordwise:
+                vectors = represent_distinct(self._forward, features, keys, index, present)
+            elif not apart and isinstance(bottom, DistinctBottom) and not self.row_by_row:
+                vectors = represent_linked(bottom, features, keys, index, present)
+            else:
+                linked = gather_records(features, keys, index, present)
+                forward = network or self._forward
+                vectors = forward(linked.features, linked.keys, linked.present)
+            return widen_floats(vectors)
+
+    @property
+    def _forward(self) -> Forward:
+        """The bottom model as it is evaluated."""
+        return each_row(self.bottom) if self.row_by_row else self.bottom
 
     def term_without_noise(self, rows: npt.NDArray[np.int64]) -> cut.CutRows:
         """Return its clipped term for rows of no training round, as it would leave without noise.
@@ -371,17 +390,19 @@ class Secondary:
         self.bottom.eval()
         with torch.no_grad():
             aggregation = self.contribution.aggregation
-            finite, _ = aggregation.finite(self._of_round(plan))
+            finite, _ = aggregation.finite(self.represent(plan))
             units = aggregation.units(aggregation.clip(finite), bounded=False)
         return codec.to_float(units, self._cut.ring, divisor=self._cut.slots).cpu()
 
-    def _plain_backward_step(
-        self, plan: RoundPlan, clipped: Tensor, share: StackedPart | None
-    ) -> BackwardStep:
+    def _backward_step(self, plan: RoundPlan, clipped: Tensor) -> BackwardStep:
+        """Return what waits for the gradient of a round's clipped representation."""
+        if self._row_gradients is not None:
+            gradients, self._row_gradients = self._row_gradients, None
+            return PrivateBackwardStep(self.bottom, gradients.total, gradients.noise)
         with torch.enable_grad():
             term = self.contribution.aggregation.term(clipped)
-            if share is not None:
-                return share.lesson(term)
+            if self._share is not None:
+                return self._share.backward_step(term)
             added = self._correlation(plan.rows, term) if self.decorrelates else None
         return PlainBackwardStep(term, self.dropout, list(self.bottom.parameters()), added)
 
@@ -402,18 +423,6 @@ class Secondary:
             and not self.row_by_row
             and not self.decorrelates
         )
-
-    def _private_backward_step(
-        self, rows: npt.NDArray[np.int64], noise: GradientNoise
-    ) -> tuple[PrivateBackwardStep, Tensor]:
-        """Return a round's lesson, and what it represents."""
-        gradients = self.records.row_gradients(
-            *self._links_of(rows),
-            clip_norm=self.contribution.aggregation.clip_norm,
-            noise=noise,
-            stream=self.dropout,
-        )
-        return PrivateBackwardStep(self.bottom, gradients.total, noise), gradients.represent()
 
     def close(self) -> None:
         """Stop what works ahead in the background."""

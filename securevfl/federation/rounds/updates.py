@@ -175,18 +175,27 @@ class PlainBackwardStep:
         return lost
 
 
-def set_gradients(loss: Tensor, parameters: Sequence[nn.Parameter], *others: Tensor) -> None:
+def set_gradients(
+    loss: Tensor, parameters: Sequence[nn.Parameter], *leaves: Tensor
+) -> list[Tensor]:
     """Set ``grad`` of parameters, None where a loss does not depend on one.
 
     Args:
         loss: One number.
         parameters: Whose gradients are replaced.
-        others: Leaves that going back passes through on the way to what it has to call.
+        leaves: Other leaves of the loss's graph.
+
+    Returns:
+        The gradient of each leaf, zero where the loss does not depend on it.
     """
-    gradients = torch.autograd.grad(loss, [*parameters, *others], allow_unused=True)
-    for parameter, gradient in zip(parameters, gradients, strict=False):
+    found = torch.autograd.grad(loss, [*parameters, *leaves], allow_unused=True)
+    for parameter, gradient in zip(parameters, found, strict=False):
         # Fused optimizers take it for granted that a gradient lies in memory as its parameter.
         parameter.grad = None if gradient is None else gradient.contiguous()
+    return [
+        torch.zeros_like(leaf) if gradient is None else gradient.contiguous()
+        for leaf, gradient in zip(leaves, found[len(parameters) :], strict=True)
+    ]
 
 
 class GradientNoise:

@@ -150,6 +150,11 @@ class Peers(ABC):
         """Return what errors call a secondary."""
         return f"secondary {rank}"
 
+    @property
+    def traffic(self) -> int:
+        """Bytes that the primary has sent and received so far."""
+        return 0
+
     @abstractmethod
     def tell(self, message: TypedMessage, ranks: Sequence[int] | None = None) -> None:
         """Send a message to every secondary, or to some.
@@ -207,6 +212,8 @@ class PeersHere(Peers):
     def __init__(self, secondaries: Mapping[int, Handlers]) -> None:
         """Take the secondaries' handlers by rank."""
         self._secondaries = {rank: HandlerTable(handlers) for rank, handlers in secondaries.items()}
+        self._answers: list[Any] = []
+        """Messages that answered the last one."""
         self._words: dict[int, list[Words]] = {}
 
     @property
@@ -220,7 +227,12 @@ class PeersHere(Peers):
         Reveals:
             What :meth:`Peers.tell` reveals; here all is in one process.
         """
-        self._deliver(message, self.ranks if ranks is None else ranks)
+        reply = ReplyHere()
+        for rank in self.ranks if ranks is None else ranks:
+            self._secondaries[rank].handle(message, reply)
+        self._answers = reply.messages
+        if reply.words:
+            self._words[getattr(message, "round_number", 0)] = reply.words
 
     def ask(self, message: TypedMessage, answer: type[M], **_known: Any) -> list[M]:
         """Let every secondary handle a message, and return their answers.
@@ -228,7 +240,8 @@ class PeersHere(Peers):
         Reveals:
             What :meth:`Peers.ask` reveals.
         """
-        answers = self._deliver(message, self.ranks)
+        self.tell(message)
+        answers = self._answers
         assert all(type(reply) is answer for reply in answers), "handlers answer with one type"
         assert len(answers) == len(self._secondaries), "every secondary answers once"
         return answers
@@ -241,14 +254,6 @@ class PeersHere(Peers):
         """
         words = self._words.pop(round_number)
         return InProcessSum()([to_device(own, words[0].device), *words])
-
-    def _deliver(self, message: TypedMessage, ranks: Sequence[int]) -> list[Any]:
-        reply = ReplyHere()
-        for rank in ranks:
-            self._secondaries[rank].handle(message, reply)
-        if reply.words:
-            self._words[getattr(message, "round_number", 0)] = reply.words
-        return reply.messages
 
 
 @dataclass

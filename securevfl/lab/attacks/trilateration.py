@@ -21,6 +21,7 @@ from securevfl.lab.attacks import attack
 from securevfl.lab.attacks.evidence import Evidence, PartyView
 from securevfl.linkage.metrics.metric import LARGEST_UNIT
 from securevfl.linkage.spec import LinkSpec
+from securevfl.stages.encrypted_linkage.grid_cells import cell_units
 
 DISTANCES: Final = "LINK_SHARE"
 """Name of a coordinator's line of the sums of two shares."""
@@ -123,7 +124,7 @@ class _Seen:
     def __init__(
         self, spec: LinkSpec, coordinator: PartyView, primary: PartyView, view: PartyView
     ) -> None:
-        keys, self._width = spec.keys.key_range(), spec.cell_units
+        keys, self._width = spec.keys.key_range(), cell_units(spec)
         random = np.random.default_rng(0)
         self.places, chosen = [], []
         for party_view in (primary, view):

@@ -17,10 +17,9 @@ from jaxtyping import Float64, Int64
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.linkage.links import Chosen, LinkTable, Sample, eligible_ids
+from securevfl.linkage.links import Chosen, LinkTable, Sample
+from securevfl.linkage.nearest import eligible_ids
 from securevfl.linkage.text import Spelling
-
-# Numeric keys as whole numbers of 16 bits, as cryptographic linkage needs them.
 
 LARGEST_UNIT: Final = 2**16 - 1
 """Quantised keys lie in 0 to this."""
@@ -85,8 +84,6 @@ class KeyRange:
         units = np.rint((keys - np.array(self.low)) / self.step)
         return np.minimum(units, LARGEST_UNIT).astype(np.int64)
 
-
-# What a metric is: how keys are compared, and two parties' keys that are compared so.
 
 KeyKind = Literal["text", "number"]
 Own = TypeVar("Own", bound="ComparedKeys")
@@ -186,7 +183,7 @@ class Metric(ABC):
     """Distance between two keys: stateless, named by a federation file."""
 
     name: ClassVar[str]
-    """Its name in a federation file."""
+    """Name in a federation file."""
 
     unit: ClassVar[str]
     """Unit of the distances, for figures."""
@@ -208,7 +205,7 @@ class Metric(ABC):
     """True for Euclidean distances of numbers that 16-bit integers can represent."""
 
     coded: ClassVar[bool] = True
-    """True if near keys have near Bloom-filter codes."""
+    """True if near keys have near codes, where a protection compares codes."""
 
     equal_only: ClassVar[bool] = False
     """True if only equal keys are linked, all at distance 0."""
@@ -237,6 +234,10 @@ class Metric(ABC):
     def normal(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return key columns with one number for what is one place, value by value."""
         return dict(columns)
+
+    def far_distance(self, keys: Keys) -> float:
+        """Return the distance beyond which nearest keys are mostly those of different people."""
+        return math.inf
 
     def check_distance(self, distance: float) -> None:
         """Refuse a largest distance that was meant in another unit.
@@ -277,10 +278,10 @@ class KeySpec:
     """Key columns, by the primary's names and in its order."""
 
     metric: Metric
-    """How far two keys are apart."""
+    """Distance of two keys."""
 
     fields: tuple[Field, ...] | None = None
-    """How each column is compared, where columns are compared one by one."""
+    """Comparison of each column, where columns are compared one by one."""
 
     missing_similarity: float = 0.5
     """Similarity of a field that one of two rows does not have, in [0, 1]."""
@@ -296,10 +297,10 @@ class KeySpec:
     """True if equal keys may differ in case, in full-width letters and in runs of blanks."""
 
     spelling: Spelling = field(default_factory=Spelling)
-    """How texts are spelled when they are read."""
+    """Spelling of texts as they are read."""
 
     code_bits: int | None = None
-    """Bits of a Bloom-filter code; None takes those of its kind."""
+    """Bits of a code; None takes those of its kind."""
 
     code_concentration: float | None = None
     """Share of a code's bits that are set; None takes that of its kind."""
@@ -325,8 +326,13 @@ class KeySpec:
         return self.metric.normal(self.spelling.of_columns(columns))
 
     def key_range(self) -> KeyRange:
-        """Return the agreed range of numeric keys."""
-        assert self.ranges is not None, "checked with the federation file"
+        """Return the agreed range of numeric keys.
+
+        Raises:
+            ConfigError: If none was agreed on.
+        """
+        if self.ranges is None:
+            raise ConfigError("linkage.ranges: is missing; agree on the range of every key column")
         low, high = zip(*self.ranges, strict=True)
         return KeyRange(low=low, high=high)
 

@@ -26,20 +26,15 @@ from jaxtyping import Float64, Int64, UInt
 
 from securevfl.core import checks
 from securevfl.core.errors import DataError
-from securevfl.linkage import blocking_rules
-from securevfl.linkage.links import (
-    Chosen,
-    LinkTable,
-    RecordsByKey,
-    Sample,
-    batches,
-    fill_slots,
-    nearest_by_block,
-)
+from securevfl.linkage import blocking_rules, candidate_pairs
+from securevfl.linkage.links import Chosen, LinkTable, RecordsByKey, Sample, fill_slots
 from securevfl.linkage.metrics.metric import Columns, ComparedKeys, KeyKind, Keys, KeySpec, Metric
+from securevfl.linkage.nearest import batches, nearest_by_block
 from securevfl.linkage.text import checked_texts, joined_texts, normalise_text, trimmed_text
 
-_MISSING = -1
+_MISSING: Final = -1
+# Nearest texts that differ in more than this share of their letters are other people's.
+_FAR: Final = 0.25
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -141,8 +136,6 @@ def _form_texts(columns: Columns, name: str, form: Any, *, whose: str) -> list[s
     return ["" if text is None else form(text) for text in columns[name]]
 
 
-# Exact K nearest texts by Levenshtein distance: insertions, deletions and substitutions.
-
 _CHUNK_CELLS: Final = 2**24
 _LONGEST_FOR_ONE_BYTE: Final = 255
 
@@ -169,8 +162,6 @@ def pair_edits(rows: Sequence[str], records: Sequence[str]) -> UInt[np.ndarray, 
     )
     return edits
 
-
-# Candidates among texts by the q-grams that they share: no columns or rules are needed.
 
 _GRAM_CELLS: Final = 2**21
 # Different q-grams that meet in one column only make a few pairs more candidates.
@@ -204,7 +195,7 @@ def gram_matrix(texts: Sequence[str], q: int = _Q) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class QGramCandidates(blocking_rules.CandidatePairs):
+class QGramCandidates(candidate_pairs.CandidatePairs):
     """Pairs of texts whose sets of q-grams have at least some cosine.
 
     ``primary`` and ``records`` are :func:`gram_matrix` of their texts.
@@ -216,8 +207,10 @@ class QGramCandidates(blocking_rules.CandidatePairs):
     def __post_init__(self) -> None:
         checks.open_unit(least_overlap=self.least_overlap)
 
-    def pairs(self, rows: Chosen | None, eligible: Sample | None) -> Iterator[blocking_rules.Pairs]:
-        """Yield candidates; see :class:`~securevfl.linkage.blocking_rules.CandidatePairs`."""
+    def pairs(
+        self, rows: Chosen | None, eligible: Sample | None
+    ) -> Iterator[candidate_pairs.Pairs]:
+        """Yield candidates; see :class:`~securevfl.linkage.candidate_pairs.CandidatePairs`."""
         mine, theirs = self.primary if rows is None else self.primary[rows], self._by_gram
         ids = np.arange(self.records.shape[0], dtype=np.int64)
         if eligible is not None:
@@ -238,7 +231,7 @@ class QGramCandidates(blocking_rules.CandidatePairs):
             sizes = of_row[start + common.row] * of_record[common.col]
             near = common.data >= self.least_overlap * np.sqrt(sizes)
             row, column = (place[near].astype(np.int64) for place in (common.row, common.col))
-            yield blocking_rules.Pairs(start=start, end=end, row=row, record=ids[column])
+            yield candidate_pairs.Pairs(start=start, end=end, row=row, record=ids[column])
 
     @cached_property
     def _by_gram(self) -> Any:
@@ -246,11 +239,8 @@ class QGramCandidates(blocking_rules.CandidatePairs):
         return self.records.T.tocsr()
 
 
-# The edits from one text to another: all key columns of a row are read as one text.
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
-class TextKeys(blocking_rules.PairwiseKeys):
+class TextKeys(candidate_pairs.PairwiseKeys):
     """One text a row, in normal form (:func:`~securevfl.linkage.text.normalise_text`)."""
 
     primary: list[str]
@@ -312,12 +302,20 @@ class Levenshtein(Metric):
         if isinstance(spec.blocking, tuple):
             blocking_rules.BlockingRules.parse(spec.blocking, spec.kinds)
 
+    def far_distance(self, keys: Keys) -> float:
+        """Return a quarter of the letters of a usual key."""
+        lengths = [
+            sum(len(str(value)) for value in row if value is not None)
+            for row in zip(*keys.columns.values(), strict=True)
+        ]
+        return _FAR * float(np.median(lengths))
+
     def compare(self, spec: KeySpec, primary: Keys, records: Keys, *, neighbours: int) -> TextKeys:
         """Join each row's columns; with ``blocking``, say what leaving pairs out loses."""
         keys = TextKeys.of(joined_texts(primary.columns), joined_texts(records.columns))
         if spec.blocking is None:
             return keys
-        candidates: blocking_rules.CandidatePairs
+        candidates: candidate_pairs.CandidatePairs
         if isinstance(spec.blocking, tuple):
             rules = blocking_rules.BlockingRules.parse(spec.blocking, spec.kinds)
             candidates = blocking_rules.RuleCandidates.of(rules, primary.columns, records.columns)

@@ -2,103 +2,25 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import numpy as np
-from jaxtyping import Bool, Int64
 
 from securevfl.core.errors import DataError, ProtocolError
 from securevfl.data.scaling import KeyScaler
 from securevfl.data.tables import KeyTable
-from securevfl.linkage.links import Chosen, LinkTable
-from securevfl.linkage.metrics.metric import ComparedKeys, Keys, KeySpec
+from securevfl.linkage.metrics.metric import ComparedKeys, KeySpec
+from securevfl.linkage.metrics.present_keys import compare_present
 from securevfl.linkage.protections import protection
 from securevfl.linkage.sampling import FixedLinks, LinkSource
-from securevfl.linkage.spec import LinkageSecret, LinkedPrimary, LinkedSecondary, LinkSpec
+from securevfl.linkage.secret import LinkageSecret
+from securevfl.linkage.spec import LinkedPrimary, LinkedSecondary, LinkSpec
 from securevfl.linkage.stage.candidates import find_candidates, source_of_metric, tells_apart
-from securevfl.linkage.stage.link_cache import LinkCache, links_key, links_to_cache, similar_links
+from securevfl.linkage.stage.link_cache import LinkCache, links_key, links_to_cache
 from securevfl.linkage.stage.messages import Linked, LinkingKind, OwnSimilarities
-from securevfl.linkage.stage.party_keys import key_scaler
-from securevfl.linkage.text import normalise_text
+from securevfl.linkage.stage.noised_similarities import similar_links
+from securevfl.linkage.stage.party_keys import key_scaler, number_scaler
 from securevfl.transport.message import Message, TypedMessage
-
-# Keys that are there: a row or record without any key is linked to nothing, by every metric.
-
-
-def compare_present(
-    spec: KeySpec, primary: Keys, records: Keys, *, neighbours: int
-) -> ComparedKeys:
-    """Compare two parties' keys by the file's metric; rows and records without a key link nowhere.
-
-    Args:
-        spec: Which keys are compared, and how.
-        primary: The primary's keys.
-        records: The secondary's.
-        neighbours: K.
-
-    Raises:
-        DataError: If keys are not what the metric needs.
-    """
-    metric = spec.metric.compare(spec, primary, records, neighbours=neighbours)
-    mine, theirs = have_keys(primary), have_keys(records)
-    if mine.all() and theirs.all():
-        return metric
-    rows, numbers = (
-        np.where(present, np.arange(len(present)), _MISSING) for present in (mine, theirs)
-    )
-    return PresentKeys(metric=metric, primary=rows, records=numbers)
-
-
-def have_keys(keys: Keys) -> Bool[np.ndarray, " rows"]:
-    """Return which rows have a value in some key column; a blank text counts as missing."""
-    columns = [
-        ~np.isnan(column)
-        if isinstance(column, np.ndarray) and column.dtype != object
-        else np.array([text is not None and _says_something(text) for text in column])
-        for column in keys.columns.values()
-    ]
-    return np.asarray(np.any(columns, axis=0))
-
-
-def _says_something(text: str) -> bool:
-    # Most texts are plain, and normalising a million of them takes seconds.
-    return bool(text.strip()) and (text.isascii() or normalise_text(text) != "")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class PresentKeys(ComparedKeys):
-    """Keys where some rows or records are missing: these are linked to nothing."""
-
-    primary: Int64[np.ndarray, " rows"]
-    """Each row's number; -1 where it has no key."""
-
-    records: Int64[np.ndarray, " records"]
-    """Each record's number; -1 where it has no key."""
-
-    metric: ComparedKeys
-    """Distances of all keys, in which a missing one is some text or number."""
-
-    def nearest_of(self, keys: Int64[np.ndarray, " rows"], ids: Chosen, k: int) -> LinkTable:
-        """Link the rows that have a key to the nearest of those records that have one."""
-        links, there = LinkTable.empty(len(keys), k), keys >= 0
-        if there.any():
-            eligible = np.zeros(self.num_records, dtype=np.bool_)
-            eligible[ids] = self.records[ids] >= 0
-            links.put(there, self.metric.nearest(keys[there], k, eligible=eligible))
-        return links
-
-    def swap_roles(self) -> "PresentKeys":
-        """Exchange the parties' roles."""
-        return PresentKeys(
-            metric=self.metric.swap_roles(), primary=self.records, records=self.primary
-        )
-
-    def figures(self) -> Mapping[str, Any]:
-        """Return figures for the log on how keys were compared."""
-        return self.metric.figures()
-
-
-# The protection: keys in plaintext.
 
 _MISSING: Final = -1
 
@@ -180,8 +102,7 @@ def _require_sound(spec: LinkSpec, keys: KeyTable, scaler: KeyScaler) -> None:
         spec.keys.metric.compare(spec.keys, keys, keys, neighbours=1)
     except DataError as error:
         raise ProtocolError(f"{keys.name}: sent impossible keys: {error}") from None
-    fitted_scaler = key_scaler(spec, keys)
-    assert fitted_scaler is not None, "numbers have a scaler"
+    fitted_scaler = number_scaler(spec, keys)
     # Another processor may add in another order.
     near = 1e-6 * fitted_scaler.width + 1e-9 * np.abs(fitted_scaler.centre)
     apart = np.maximum(
@@ -234,9 +155,9 @@ class Plaintext(KeysAsTheyAre):
         Reveals:
             To every secondary: the primary's keys, their mean and deviation.
         """
-        spec, names, lines = party.spec, party.spec.roles.present, party.lines
+        spec, names, channels = party.spec, party.spec.roles.present, party.channels
         scaler = key_scaler(spec, party.keys)
-        lines.send(LinkKeys(keys=party.keys, scaler=scaler).to_message(), *names)
+        channels.send(LinkKeys(keys=party.keys, scaler=scaler).to_message(), *names)
         parts, linked = [], []
         for name in names:
             done, rows = self.await_done(party, name)
@@ -256,7 +177,7 @@ class Plaintext(KeysAsTheyAre):
             and, where the file asks for it, which rows are linked.
         """
         spec = party.spec
-        message = party.lines.receive(spec.roles.primary, LinkingKind.LINK_KEYS)
+        message = party.channels.receive(spec.roles.primary, LinkingKind.LINK_KEYS)
         received = LinkKeys.from_message(message, spec=spec.keys, rows=party.rows)
         if received.scaler is not None:
             _require_sound(spec, received.keys, received.scaler)
@@ -283,10 +204,9 @@ class Plaintext(KeysAsTheyAre):
             source: LinkSource = FixedLinks(table=kept.ranked_links)
         else:
             source = source_of_metric(spec, metric)
-            if spec.similarities is not None:
-                assert isinstance(source, FixedLinks), "checked with the federation file"
+            if isinstance(source, FixedLinks):
                 similar = similar_links(spec, source.table)
-                source = FixedLinks(table=similar.links)
+                source = source if similar is None else FixedLinks(table=similar.links)
         made = {} if similar is None else {"similarities": similar.figures()}
         return protection.linked_secondary(
             own,

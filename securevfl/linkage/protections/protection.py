@@ -18,11 +18,12 @@ from securevfl.core.progress import Observer, Warned
 from securevfl.data.scaling import KeyScaler
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.links import Alignment
-from securevfl.linkage.metrics.metric import ComparedKeys, KeySpec
+from securevfl.linkage.metrics.metric import ComparedKeys, KeySpec, Metric
 from securevfl.linkage.sampling import FixedLinks, LinkSource
-from securevfl.linkage.spec import LinkageSecret, LinkedPrimary, LinkedSecondary, LinkSpec
+from securevfl.linkage.secret import LinkageSecret
+from securevfl.linkage.spec import LinkedPrimary, LinkedSecondary, LinkSpec
 from securevfl.linkage.stage import candidates
-from securevfl.linkage.stage.link_cache import LinkCache, SimilarLinks, coordinate, links_key
+from securevfl.linkage.stage.link_cache import LinkCache, coordinate, links_key
 from securevfl.linkage.stage.messages import (
     Linked,
     LinkedRows,
@@ -30,9 +31,11 @@ from securevfl.linkage.stage.messages import (
     Lists,
     MadeSimilarities,
 )
-from securevfl.linkage.stage.party_keys import key_scaler, model_keys, scale_of
+from securevfl.linkage.stage.noised_similarities import SimilarLinks
+from securevfl.linkage.stage.party_keys import agreed_scaler, key_scaler, model_keys, scale_of
 from securevfl.transport.channels import Channels
 from securevfl.transport.message import (
+    Cover,
     DeclaredMessage,
     Message,
     MessageKind,
@@ -61,7 +64,7 @@ class LinkageHelper:
     rows: int
     """Number of the primary's rows."""
 
-    lines: Channels
+    channels: Channels
     """Channels to all other parties."""
 
     cache: LinkCache
@@ -79,7 +82,7 @@ class DataParty(LinkageHelper):
     """Cache of its links, or the key of the tag that identifies its table to a coordinator."""
 
     keys: KeyTable
-    """Its own keys."""
+    """The party's own keys."""
 
     session: bytes
     """The session's id."""
@@ -181,7 +184,7 @@ class Protection(ABC):
     """One way to hide keys: stateless, named by a federation file."""
 
     name: ClassVar[str]
-    """Its name in a federation file."""
+    """Name in a federation file."""
 
     helpers: ClassVar[tuple[HelperRole, ...]] = ()
     """Parties without a table that it needs."""
@@ -189,8 +192,11 @@ class Protection(ABC):
     needs_secret: ClassVar[bool] = False
     """True if data parties share a linkage secret."""
 
-    takes_cells: ClassVar[bool] = False
-    """True if grid cells can reduce the pairs that are compared."""
+    reads: ClassVar[frozenset[str]] = frozenset()
+    """Settings of the ``[linkage]`` table that go with few protections, this one among them."""
+
+    changeable: ClassVar[frozenset[str]] = frozenset()
+    """Settings among these that may change once a model is saved."""
 
     learned: ClassVar[Mapping[str, str]]
     """Information that each role learns, in one sentence."""
@@ -205,24 +211,41 @@ class Protection(ABC):
         own = dict.fromkeys(message.KIND for message in self.messages)
         return (*own, LinkingKind.LINKED_ROWS, *relayed)
 
+    def objection_to(self, metric: Metric) -> str | None:
+        """Return why it cannot hide the keys of a metric, as a predicate; None if it can."""
+        return None
+
     def check(self, keys: KeySpec) -> None:  # noqa: B027 - some protections hide all keys
-        """Refuse keys that it cannot hide.
+        """Refuse keys that it cannot hide, of a metric that it can.
 
         Raises:
             ConfigError: Naming the field, the rule and the value.
         """
 
-    def require_equal_only(self, keys: KeySpec) -> None:
-        """Refuse another metric than one of equal keys alone.
+    def check_settings(self, settings: Mapping[str, Any]) -> None:  # noqa: B027 - few have several
+        """Refuse settings that contradict one another.
+
+        Args:
+            settings: The values of :attr:`reads`, by name.
 
         Raises:
-            ConfigError: Naming the metric, and what goes with it.
+            ConfigError: Naming the setting and the rule.
         """
-        if not keys.metric.equal_only:
-            raise ConfigError(
-                f'linkage.protection: "{self.name}" finds equal keys alone and goes with '
-                f'metric = "exact"; for {keys.metric.name!r} use "bloom"'
-            )
+
+    def settings_for_new_rows(
+        self, settings: Mapping[str, Any], *, trained_rows: int | None
+    ) -> Mapping[str, Any]:
+        """Return the settings under which new rows are linked for predictions.
+
+        Args:
+            settings: The values of :attr:`reads`, by name.
+            trained_rows: Number of the primary's rows in training; None where it is not known.
+        """
+        return settings
+
+    def closed_channels(self, settings: Mapping[str, Any]) -> frozenset[Cover]:
+        """Return the channels of its messages that say nothing under these settings."""
+        return frozenset()
 
     def check_distance(self, keys: KeySpec, distance: float) -> None:
         """Refuse a largest distance that was meant in another unit than what is compared has.
@@ -295,10 +318,10 @@ class Protection(ABC):
             it has a link here.
         """
         linked = self.report_links(party.spec, party.keys, linked, party.observe)
-        party.lines.send(done.to_message(), party.spec.roles.primary)
+        party.channels.send(done.to_message(), party.spec.roles.primary)
         if party.spec.tells_rows:
             rows = LinkedRows(rows=linked.linked_rows(), apart=linked.apart)
-            party.lines.send(rows.to_message(), party.spec.roles.primary)
+            party.channels.send(rows.to_message(), party.spec.roles.primary)
         return linked
 
     def await_done(self, party: DataParty, name: str) -> tuple[Message, LinkedRows | None]:
@@ -307,10 +330,10 @@ class Protection(ABC):
         Raises:
             ProtocolError: If it is not what was agreed on.
         """
-        done = party.lines.receive(name, LinkingKind.LINKED)
+        done = party.channels.receive(name, LinkingKind.LINKED)
         if not party.spec.tells_rows:
             return done, None
-        message = party.lines.receive(name, LinkingKind.LINKED_ROWS)
+        message = party.channels.receive(name, LinkingKind.LINKED_ROWS)
         return done, LinkedRows.from_message(message, rows=party.rows)
 
     @abstractmethod
@@ -432,7 +455,7 @@ class Coordinated(Protection):
                 compare(name)
                 # A secondary's similarities come before its neighbour's.
                 if spec.similarities is not None:
-                    made = party.lines.receive(
+                    made = party.channels.receive(
                         spec.roles.helpers["coordinator"], LinkingKind.SIMILARITIES
                     )
                     message = MadeSimilarities.from_message(
@@ -440,7 +463,7 @@ class Coordinated(Protection):
                     )
                     parts.append(message.similarities)
                 linked.append(self.await_done(party, name)[1])
-        party.lines.send(Message(kind=StarKind.DONE), *spec.roles.helpers.values())
+        party.channels.send(Message(kind=StarKind.DONE), *spec.roles.helpers.values())
         return linked_primary(spec, party.keys, parts, linked)
 
     def link_as_secondary(self, party: DataParty) -> LinkedSecondary:
@@ -454,7 +477,7 @@ class Coordinated(Protection):
         spec, rows, records = party.spec, party.rows, party.keys.num_rows
         lists = Lists.from_message(self.at_secondary(party), spec=spec, rows=rows, records=records)
         source = candidates.source_of_candidates(spec, lists.candidates, records=records)
-        scaler = key_scaler(spec, None)
+        scaler = agreed_scaler(spec)
         linked = linked_secondary(party.keys, source, scaler, rows=rows, apart=lists.apart)
         return self.report_done(party, linked, Linked())
 
@@ -502,14 +525,14 @@ class Coordinated(Protection):
             To each secondary: which of its records are nearest to each row, without distances. To
             the primary: noised similarities in falling order, if the family reads them.
         """
-        spec, lines, figures = helper.spec, helper.lines, {}
+        spec, channels, figures = helper.spec, helper.channels, {}
         received = self.receive_primary(helper)
         for name in spec.roles.present:
             lists, similar = self.find(helper, name, received)
-            lines.send(lists.to_message(), name)
+            channels.send(lists.to_message(), name)
             if similar is not None:
                 figures[name] = similar.figures()
                 made = MadeSimilarities(similarities=similar.values)
-                lines.send(made.to_message(), spec.roles.primary)
-        lines.receive(spec.roles.primary, StarKind.DONE)
+                channels.send(made.to_message(), spec.roles.primary)
+        channels.receive(spec.roles.primary, StarKind.DONE)
         return {"similarities": figures}

@@ -124,10 +124,6 @@ def _source(
     return sampling.FixedLinks(table=find(every, sampler.draw()), unsampled=unsampled)
 
 
-# Nearest texts that differ in more than this share of their letters are other people's.
-_FAR: Final = 0.25
-
-
 def count_links(
     spec: LinkSpec, own: KeyTable, linked: LinkedSecondary, *, unit: str | None
 ) -> LinksCounted:
@@ -183,7 +179,7 @@ def link_warnings(spec: LinkSpec, own: KeyTable, counts: LinksCounted, *, meet: 
             f"nearest record is far from every row; compare units, the order of key columns and "
             f"where the data are from"
         )
-    if median is not None and _is_far(spec.keys, own, median):
+    if median is not None and median > spec.keys.metric.far_distance(own):
         doubts.append(
             f"{name}: half of the linked rows have no record within {median:.4g} {counts.unit}, "
             f"and that is as far as keys of different people are apart; compare how both parties "
@@ -222,17 +218,6 @@ def _count_shared_keys(groups: Int64[np.ndarray, " records"]) -> int:
     """Return how many records share their key with another one."""
     sizes = np.bincount(groups[groups >= 0], minlength=1)
     return int((sizes[groups[groups >= 0]] > 1).sum())
-
-
-def _is_far(spec: KeySpec, own: KeyTable, median: float) -> bool:
-    if spec.metric.name == "mixed":
-        return median > 2 * _FAR
-    if spec.metric.name != "levenshtein":
-        return False
-    lengths = np.zeros(own.num_rows)
-    for column in own.columns.values():
-        lengths += [len(str(value)) if value is not None else 0 for value in column]
-    return median > _FAR * float(np.median(lengths))
 
 
 def tied_beyond(

@@ -1,10 +1,9 @@
-"""The linking stage: every metric and protection by name, and the entry points of parties."""
+"""Entry points of parties to linking: between processes, and with all parties in one."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float32
@@ -12,134 +11,61 @@ from jaxtyping import Float32
 from securevfl.core.progress import Observer
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.links import SimilarityScale
-from securevfl.linkage.metrics.metric import ComparedKeys, Metric
-from securevfl.linkage.metrics.points import Euclidean, GreatCircle
-from securevfl.linkage.metrics.texts import Exact, Levenshtein
-from securevfl.linkage.protections.plaintext import Plaintext
+from securevfl.linkage.metrics.metric import ComparedKeys
 from securevfl.linkage.protections.protection import (
     Coordinated,
     DataParty,
     HelperRole,
     LinkageHelper,
-    Protection,
     Take,
     linked_primary,
     take_nothing,
 )
-from securevfl.linkage.spec import (
-    SECRET_FILE,
-    LinkageSecret,
-    LinkedPrimary,
-    LinkedSecondary,
-    LinkSpec,
-)
+from securevfl.linkage.secret import SECRET_FILE, LinkageSecret
+from securevfl.linkage.spec import LinkedPrimary, LinkedSecondary, LinkSpec
 from securevfl.linkage.stage.link_cache import LinkCache
+from securevfl.linkage.stage.linkage_parts import protection_of
 from securevfl.linkage.stage.messages import LinkedRows
-from securevfl.stages.bloom.bloom import Bloom
-from securevfl.stages.bloom.hashes import BloomProtection, Hashes
-from securevfl.stages.encrypted_linkage.paillier import Paillier
-from securevfl.stages.encrypted_linkage.shares import Shares
-from securevfl.stages.mixed_keys.mixed import Mixed
-from securevfl.stages.psi.psi import Psi
 from securevfl.transport.channels import CallerChannels, Channels, PrimaryChannels, SealedChannel
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport
-
-METRICS: Final[dict[str, Metric]] = {
-    metric.name: metric
-    for metric in (
-        Euclidean(),
-        GreatCircle(),
-        Levenshtein(),
-        Mixed(),
-        Bloom(),
-        Exact(),
-    )
-}
-"""Metrics by their value of ``linkage.metric``."""
-
-
-PROTECTIONS: Final[dict[str, Protection]] = {
-    protection.name: protection
-    for protection in (
-        Plaintext(),
-        Psi(),
-        BloomProtection(),
-        Hashes(),
-        Shares(),
-        Paillier(),
-    )
-}
-"""Protections by their value of ``linkage.protection``."""
-
-
-def protection_of(spec: LinkSpec) -> Protection:
-    """Return the protection of a linkage."""
-    return PROTECTIONS[spec.hiding.protection]
-
-
-def reveals_of(spec: LinkSpec, role: str) -> list[str]:
-    """Return what a party of that role learns from linking, one sentence each."""
-    protection, limited = protection_of(spec), spec.choice.max_distance < math.inf
-    nearest = not (limited or spec.keys.metric.equal_only)
-    learned = protection.learns(spec, role)
-    if spec.similarities is not None and role == "primary":
-        learned.append(
-            "for each of its rows and each secondary, K noised similarities in falling order, "
-            "without record numbers"
-        )
-        if limited:
-            learned.append("how many of these K records lie within the largest distance of a link")
-    if spec.tells_rows and role == "primary":
-        learned.append("for each of its rows and each secondary, whether it has a link")
-        if nearest:
-            learned.append("whether some row's nearest record there has another key")
-    if role == "secondary" and protection.helpers:
-        if limited and not spec.keys.metric.equal_only:
-            learned.append("how many of these lie within the largest distance of a link")
-        elif nearest and spec.tells_rows:
-            learned.append("whether some row's nearest record has another key")
-    return learned
-
-
-# Linking between processes, over the star.
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LinkageInput:
-    """What a data party contributes to linking."""
+    """A data party's contribution to linking."""
 
     spec: LinkSpec
     """Settings of the linkage."""
 
     keys: KeyTable
-    """Its own keys."""
+    """The party's own keys."""
 
     data_root: Path
-    """Where it finds the linkage secret."""
+    """Folder of the linkage secret."""
 
     cache: LinkCache
-    """Where it keeps links."""
+    """Cache of its links."""
 
     memory: dict[str, Any] = field(default_factory=dict)
-    """See :attr:`DataParty.memory`; one that predicts keeps it for all requests of a session."""
+    """State between linkings (:attr:`DataParty.memory`), kept for all requests of a session."""
 
-    def with_lines(
-        self, lines: Channels, *, rows: int, session: bytes, observe: Observer
+    def with_channels(
+        self, channels: Channels, *, rows: int, session: bytes, observe: Observer
     ) -> DataParty:
         """Return the party as its protection takes it.
 
         Raises:
             ConfigError: If the linkage secret cannot be read.
         """
-        hides = protection_of(self.spec)
+        protection = protection_of(self.spec)
         return DataParty(
             spec=self.spec,
             keys=self.keys,
             rows=rows,
-            lines=lines,
+            channels=channels,
             session=session,
             secret=LinkageSecret.from_file(self.data_root / SECRET_FILE)
-            if hides.needs_secret
+            if protection.needs_secret
             else None,
             cache=self.cache,
             memory=self.memory,
@@ -148,7 +74,7 @@ class LinkageInput:
 
 
 def link_as_primary(
-    place: LinkageInput, transport: PrimaryTransport, observe: Observer
+    linkage_input: LinkageInput, transport: PrimaryTransport, observe: Observer
 ) -> LinkedPrimary:
     """Link all secondaries to the primary, as the file's protection says.
 
@@ -160,19 +86,19 @@ def link_as_primary(
     Reveals:
         What the protection's :meth:`Protection.link_as_primary` says.
     """
-    spec, hides = place.spec, protection_of(place.spec)
-    lines = PrimaryChannels(
-        transport, spec.roles.ranks, kinds=hides.kinds, deadline_s=spec.wait.primary_s
+    spec, protection = linkage_input.spec, protection_of(linkage_input.spec)
+    channels = PrimaryChannels(
+        transport, spec.roles.ranks, kinds=protection.kinds, deadline_s=spec.wait.primary_s
     )
-    return hides.link_as_primary(
-        place.with_lines(
-            lines, rows=place.keys.num_rows, session=transport.session, observe=observe
+    return protection.link_as_primary(
+        linkage_input.with_channels(
+            channels, rows=linkage_input.keys.num_rows, session=transport.session, observe=observe
         )
     )
 
 
 def link_as_secondary(
-    place: LinkageInput,
+    linkage_input: LinkageInput,
     transport: SecondaryTransport,
     sealed: Mapping[str, SealedChannel],
     *,
@@ -182,9 +108,9 @@ def link_as_secondary(
     """Link this party's records to the primary's rows, as the file's protection says.
 
     Args:
-        place: This party's.
+        linkage_input: This party's.
         transport: Its connection.
-        sealed: Its ends of the session's sealed lines, by name of the other caller.
+        sealed: Ends of the session's sealed channels, by name of the other caller.
         rows: Number of the primary's rows.
         observe: Receives progress events.
 
@@ -197,9 +123,11 @@ def link_as_secondary(
     Reveals:
         What the protection's :meth:`Protection.link_as_secondary` says.
     """
-    lines = _caller_lines(place.spec, transport, sealed, between_s=place.spec.wait.secondary_s)
-    return protection_of(place.spec).link_as_secondary(
-        place.with_lines(lines, rows=rows, session=transport.session, observe=observe)
+    channels = _caller_channels(
+        linkage_input.spec, transport, sealed, between_s=linkage_input.spec.wait.secondary_s
+    )
+    return protection_of(linkage_input.spec).link_as_secondary(
+        linkage_input.with_channels(channels, rows=rows, session=transport.session, observe=observe)
     )
 
 
@@ -219,7 +147,7 @@ def help_to_link(
         spec: Settings of the linkage.
         role: Which part.
         transport: Its connection.
-        sealed: Its ends of the session's sealed lines, by name of the other caller.
+        sealed: Ends of the session's sealed channels, by name of the other caller.
         rows: Number of the primary's rows.
         cache: Where a coordinator keeps links and their noise.
         take: Records what a coordinator receives.
@@ -232,12 +160,12 @@ def help_to_link(
     Reveals:
         What the protection's :meth:`Protection.help_to_link` says.
     """
-    lines = _caller_lines(spec, transport, sealed, between_s=spec.wait.helper_s)
-    helper = LinkageHelper(spec=spec, rows=rows, lines=lines, cache=cache, take=take)
+    channels = _caller_channels(spec, transport, sealed, between_s=spec.wait.helper_s)
+    helper = LinkageHelper(spec=spec, rows=rows, channels=channels, cache=cache, take=take)
     return protection_of(spec).help_to_link(role, helper)
 
 
-def _caller_lines(
+def _caller_channels(
     spec: LinkSpec,
     transport: SecondaryTransport,
     sealed: Mapping[str, SealedChannel],
@@ -252,9 +180,6 @@ def _caller_lines(
         deadline_s=spec.wait.for_primary_s,
         between_s=between_s,
     )
-
-
-# Linking with all parties in one process: the same links, without cryptography.
 
 
 class Linker:

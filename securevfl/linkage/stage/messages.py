@@ -1,6 +1,6 @@
 """Messages of the linking stage that several protections use.
 
-Messages of one protection are in its module, in :mod:`securevfl.linkage.protections`.
+Messages of one protection, and their kinds, are in its module.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from securevfl.transport.message import DeclaredMessage, Message, MessageKind, T
 
 
 class LinkingKind(MessageKind):
-    """Kinds of message of the linking stage."""
+    """Kinds of message that several protections of keys use."""
 
     LINK_KEYS = 7
     """Primary to every secondary: its key columns with their mean and deviation, as the linkage
@@ -28,25 +28,6 @@ class LinkingKind(MessageKind):
     """Secondary to primary: linkage is done; for families that read them, noised similarities of
     every row's links, in falling order and without record numbers."""
 
-    LINK_CODES = 21
-    """Data party to coordinator: Bloom-filter codes of its keys under the linkage secret, and a
-    value that reveals whether two secrets are equal."""
-
-    LINK_TURN = 22
-    """Whose turn in a protected linkage: numbers of rows and records. Reveals nothing else."""
-
-    LINK_DEALING = 23
-    """Dealer to a data party: uniformly random masks for one block."""
-
-    LINK_MASKED = 24
-    """Data party to data party: its keys under a mask that the other does not know."""
-
-    LINK_SHARE = 25
-    """Data party to coordinator: its share of one block's squared distances."""
-
-    LINK_CIPHERS = 26
-    """Primary to a secondary: its keys, encrypted; back: masked distances, encrypted."""
-
     LINK_LISTS = 27
     """Coordinator to a secondary: for each primary row, record numbers in order of distance."""
 
@@ -54,21 +35,8 @@ class LinkingKind(MessageKind):
     """Coordinator to primary: one secondary's noised similarities in falling order, without
     record numbers."""
 
-    LINK_CELLS = 29
-    """Primary to a secondary: a random shift of the grid. Data party to coordinator: the grid cell
-    of each of its keys, shifted. Only where ``linkage.cell`` says so."""
-
-    LINK_BLOCK = 30
-    """Coordinator to primary: numbers of its rows to compare next, with how many records. To a
-    secondary: numbers of its records to compare next, with how many rows. Without
-    ``linkage.cell`` it reveals nothing but sizes."""
-
     LINKED_ROWS = 31
     """Secondary to primary: which rows have a link, where only aligned rows are learned from."""
-
-    LINK_POINTS = 62
-    """Between the primary and a secondary: a pseudorandom function's values at the primary's keys;
-    a secondary's keys as blinded points of a group, and these times the function's key."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
@@ -105,10 +73,10 @@ class LinkedRows(DeclaredMessage):
     COVERS: ClassVar = {"aligned rows": "rows apart lengths"}
 
     rows: Bool[np.ndarray, " rows"]
-    """One a row."""
+    """Presence of a link for each row."""
 
     apart: bool
-    """See :attr:`securevfl.linkage.spec.LinkedSecondary.apart`."""
+    """Presence of a row as in :attr:`securevfl.linkage.spec.LinkedSecondary.apart`."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
@@ -136,7 +104,7 @@ class Lists(TypedMessage):
     COVERS: ClassVar = {"linkage": "candidates apart", "sizes and times": "most lengths"}
 
     candidates: Candidates
-    """Their distances are not sent; received ones have places of the list instead."""
+    """Records in order; distances are not sent, and received ones have places instead."""
 
     apart: bool
     """True if some row's first record has another key than the row

@@ -42,15 +42,23 @@ def keys_of(spec: KeySpec, table: PartyTable) -> KeyTable:
     )
 
 
-def key_scaler(spec: LinkSpec, primary: KeyTable | None) -> KeyScaler | None:
+def key_scaler(spec: LinkSpec, primary: KeyTable) -> KeyScaler | None:
     """Return the statistics by which all parties scale keys for their models; None for texts.
 
-    They are those of a kept model; else the middle and half the width of the agreed ranges where
-    there are any, and else the mean and deviation of the primary's keys.
+    They are the agreed ones, and else the mean and deviation of the primary's keys.
+    """
+    return number_scaler(spec, primary) if spec.keys.are_numbers else None
 
-    Args:
-        spec: Settings of the linkage.
-        primary: The primary's keys; None where they are not known, as under a protection.
+
+def number_scaler(spec: LinkSpec, primary: KeyTable) -> KeyScaler:
+    """Return the same for keys that are numbers."""
+    return agreed_scaler(spec) or KeyScaler.fit(numbers_of(primary))
+
+
+def agreed_scaler(spec: LinkSpec) -> KeyScaler | None:
+    """Return the statistics that follow from no table; None for texts, and where there are none.
+
+    They are those of a kept model, and else the middle and half the width of the agreed ranges.
     """
     keys = spec.keys
     if not keys.are_numbers:
@@ -62,8 +70,7 @@ def key_scaler(spec: LinkSpec, primary: KeyTable | None) -> KeyScaler | None:
     if keys.ranges is not None:
         low, high = np.array(keys.ranges).T
         return KeyScaler(centre=(low + high) / 2, width=(high - low) / 2)
-    assert primary is not None, "protected linkage of numbers has agreed ranges"
-    return KeyScaler.fit(numbers_of(primary))
+    return None
 
 
 def scale_of(scaler: KeyScaler | None) -> KeyScale | None:

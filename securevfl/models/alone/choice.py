@@ -92,7 +92,7 @@ def decide(
         scale: lambda, if it was chosen on more rows than these; None chooses it on these.
 
     References:
-        A rule of this project's own; notebook/local-baseline.md has its measurements.
+        A rule of this project's own; research/local_baseline/README.md has its measurements.
     """
     if scale is None:
         scale = choose_scale(head, base=base, joint=joint, targets=targets)

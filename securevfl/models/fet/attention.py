@@ -23,8 +23,8 @@ class Attention(nn.Module):
     """Multi-head attention of queries to a memory.
 
     Its products and softmax stand here in plain sight: torch's fused kernel is slower where the
-    bias learns, which it does in most of our encoders (benchmarks/attention.py). Attention weights
-    themselves are not dropped out; blocks drop units of its output.
+    bias learns, which it does in most of our encoders (research/fet/attention.py). Attention
+    weights themselves are not dropped out; blocks drop units of its output.
     """
 
     def __init__(self, width: int, *, heads: int) -> None:

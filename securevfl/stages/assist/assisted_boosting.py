@@ -284,10 +284,11 @@ class AssistSecondary(Secondary):
         inputs = self.bottom.inputs(records.features, records.keys, records.present)
         return linked, inputs[linked]
 
-    def _of_round(self, plan: RoundPlan) -> Tensor:
+    def represent(self, plan: RoundPlan) -> Tensor:
+        """Return scores of a round's rows: of training rows, those of the round's model alone."""
         longest = self.contribution.aggregation.clip_norm
         if plan.purpose != "train":
-            return longest * super()._of_round(plan)
+            return longest * super().represent(plan)
         assert self._round is not None, "scores are due after residuals"
         scores = torch.from_numpy(self._round.scores[plan.rows]).unsqueeze(1)
         return longest * scores.to(self.device)
@@ -519,7 +520,7 @@ class AssistPrimary(Primary):
     def _train_epoch(self, epoch: int) -> tuple[float, Int64[np.ndarray, " train"], Tensor]:
         """Return the mean loss after the step, and every row with its margins."""
         rows = self.data.training_rows
-        targets, start = self._targets(rows), self._begin(rows)
+        targets, start = self.targets_of(rows), self._begin(rows)
         labels = self._told or ReleasedLabels(targets=targets, margins=start)
         known = torch.zeros_like(start) if self._sum is None else self._sum
         margins = labels.margins + known
@@ -562,7 +563,7 @@ class AssistPrimary(Primary):
         """Return margins before the first round: the base's, or what labels say by themselves."""
         if self.data.base is not None:
             return self.data.base[torch.as_tensor(rows, device=self.data.base.device)]
-        targets = self._targets(rows)
+        targets = self.targets_of(rows)
         top = self.top
         assert isinstance(top, assist.AssistTop), "the family builds it"
         top.start.copy_(assist.constant_margin(targets, self.head))

@@ -146,7 +146,8 @@ def drawn_labels(
 # The primary's part of class means: which row is of which class.
 
 _ALIKE: Final = 40
-"""Fewest rows that a label is ranked among; 20 to 80 did as well (notebook/class-means.md)."""
+"""Fewest rows that a label is ranked among; 20 to 80 did as well
+(research/class_means/README.md)."""
 
 LabelNoise = Callable[[SumFormat], Int64[np.ndarray, "bins numbers"]]
 """Returns the noise that hides labels in a secondary's class sums, fresh each time."""

@@ -3,7 +3,7 @@
 import secrets
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -16,35 +16,38 @@ from securevfl.core.errors import ConfigError, ProtocolError
 from securevfl.core.progress import LinksMade, Pace
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.links import Chosen, LinkTable
-from securevfl.linkage.metrics.metric import KeySpec, numbers_of
+from securevfl.linkage.metrics.metric import KeySpec, Metric, numbers_of
 from securevfl.linkage.metrics.points import EuclideanKeys
 from securevfl.linkage.protections.protection import Coordinated, DataParty, LinkageHelper, Take
-from securevfl.linkage.spec import LinkageSecret, LinkSpec
-from securevfl.linkage.stage.link_cache import SimilarLinks, coordinate, links_key, table_tag
+from securevfl.linkage.secret import LinkageSecret
+from securevfl.linkage.spec import LinkSpec
+from securevfl.linkage.stage.link_cache import coordinate, links_key, table_tag
 from securevfl.linkage.stage.messages import Linked, LinkingKind, Lists, MadeSimilarities
-from securevfl.stages.encrypted_linkage.blocks import (
-    BlockExchange,
+from securevfl.linkage.stage.noised_similarities import SimilarLinks
+from securevfl.stages.encrypted_linkage.block_messages import (
+    BlockKind,
     Cells,
     DistanceShare,
     Offer,
     RecordBlocks,
     RowBlocks,
-    Search,
     Shapes,
     ShareWords,
     Shift,
-    SquaredShares,
     Turn,
-    cells_of,
-    comparing_cost,
     cut,
     flat,
+)
+from securevfl.stages.encrypted_linkage.block_search import (
+    BlockExchange,
+    Search,
+    SquaredShares,
+    comparing_cost,
     most_pairs,
     search_in_clear,
 )
-from securevfl.transport.message import Message, TypedMessage
-
-# How often a coordinator may have a party's keys compared: every pair once.
+from securevfl.stages.encrypted_linkage.grid_cells import cell_units, cells_of
+from securevfl.transport.message import Cover, Message, TypedMessage
 
 
 class Comparisons:
@@ -86,8 +89,6 @@ class Comparisons:
                 )
             self._compared[chosen] += count
 
-
-# Numbers of 16 bits, compared block by block: the coordinator adds two shares of each distance.
 
 Units = Int64[np.ndarray, "own key_dim"]
 """A party's keys as whole numbers."""
@@ -156,7 +157,7 @@ class QuantisedKeys(EuclideanKeys):
 class Blockwise(Coordinated):
     """Two data parties each make a share of a block's squared distances, for the coordinator."""
 
-    takes_cells: ClassVar[bool] = True
+    reads: ClassVar[frozenset[str]] = frozenset({"cell"})
 
     @abstractmethod
     def primary_shares(
@@ -174,14 +175,16 @@ class Blockwise(Coordinated):
         """Return how many rows share one ciphertext; 0 without any."""
         return 0
 
+    def objection_to(self, metric: Metric) -> str | None:
+        """Return that distances are Euclidean."""
+        return None if metric.quantised else "computes Euclidean distances of numbers"
+
+    def closed_channels(self, settings: Mapping[str, Any]) -> frozenset[Cover]:
+        """Return that without grid cells every row is compared with all records."""
+        return frozenset({"records near rows"}) if settings["cell"] is None else frozenset()
+
     def check(self, keys: KeySpec) -> None:
-        """Ask for numbers of agreed ranges, by Euclidean distance."""
-        if not keys.metric.quantised:
-            others = '"hashes"' if keys.metric.equal_only else '"bloom"'
-            raise ConfigError(
-                f"linkage.protection: {self.name!r} computes Euclidean distances of numbers; "
-                f'metric = {keys.metric.name!r} goes with {others} or "none"'
-            )
+        """Ask for agreed ranges."""
         if keys.ranges is None:
             raise ConfigError(
                 f"linkage.ranges: protection = {self.name!r} needs the agreed [low, high] of every "
@@ -190,7 +193,7 @@ class Blockwise(Coordinated):
 
     def learns(self, spec: LinkSpec, role: str) -> list[str]:
         """Return what a party of that role learns, with grid cells a sentence more."""
-        if spec.hiding.cell is None:
+        if not cell_units(spec):
             return super().learns(spec, role)
         # Under a cap the records seek rows, and blocks follow the cells of the records.
         capped = spec.choice.links_per_record is not None
@@ -217,7 +220,7 @@ class Blockwise(Coordinated):
     ) -> None:
         """Record grid cells, if any, and squared distances."""
         mine, theirs = (quantise_keys(spec.keys, keys) for keys in (primary, own))
-        if width := spec.cell_units:
+        if width := cell_units(spec):
             shift = fresh_shift(mine.shape[1])
             mine, theirs = mine + shift, theirs + shift
             cells = {"rows": cells_of(mine, width), "records": cells_of(theirs, width)}
@@ -233,19 +236,19 @@ class Blockwise(Coordinated):
             To the coordinator: shares of squared distances and, with ``linkage.cell``, grid cells.
             To each secondary: the shift of the grid.
         """
-        spec, lines = party.spec, party.lines
+        spec, channels = party.spec, party.channels
         units = quantise_keys(spec.keys, party.keys)
         tag = table_tag(party.cache.folder, units)
-        if spec.hiding.cell is not None:
+        if cell_units(spec):
             shift = fresh_shift(units.shape[1])
-            lines.send(Shift(shift=shift).to_message(), *spec.roles.present)
+            channels.send(Shift(shift=shift).to_message(), *spec.roles.present)
             self._send_cells(party, units, shift)
         with self.primary_shares(party, units) as share:
 
             def compare(name: str) -> None:
-                offer = Offer.from_message(lines.receive(name, LinkingKind.LINK_TURN))
+                offer = Offer.from_message(channels.receive(name, BlockKind.LINK_TURN))
                 turn = Turn(records=offer.records, tags=(tag, offer.tag))
-                lines.send(turn.to_message(), spec.roles.helpers["coordinator"])
+                channels.send(turn.to_message(), spec.roles.helpers["coordinator"])
                 self._share_rows(party, name, share, offer.records)
 
             yield compare
@@ -257,20 +260,22 @@ class Blockwise(Coordinated):
             To the coordinator: shares of squared distances and, with ``linkage.cell``, grid cells.
             To the primary and the coordinator: how many records there are, and their tag.
         """
-        spec, lines = party.spec, party.lines
+        spec, channels = party.spec, party.channels
         units = quantise_keys(spec.keys, party.keys)
         primary, coordinator = spec.roles.primary, spec.roles.helpers["coordinator"]
         offer = Offer(records=len(units), tag=table_tag(party.cache.folder, units))
-        lines.send(offer.to_message(), primary, coordinator)
-        if spec.hiding.cell is not None:
-            message = lines.receive(primary, LinkingKind.LINK_CELLS)
+        channels.send(offer.to_message(), primary, coordinator)
+        if cell_units(spec):
+            message = channels.receive(primary, BlockKind.LINK_CELLS)
             shift = Shift.from_message(message, key_dim=units.shape[1]).shift
             self._send_cells(party, units, shift)
         asked = Comparisons(len(units), party.rows)
         most = most_pairs(party.rows, len(units), lanes=self.lanes(spec))
         with self.secondary_shares(party, units) as share:
             while True:
-                message = lines.receive(coordinator, LinkingKind.LINK_BLOCK, LinkingKind.LINK_LISTS)
+                message = channels.receive(
+                    coordinator, BlockKind.LINK_BLOCK, LinkingKind.LINK_LISTS
+                )
                 if message.kind is LinkingKind.LINK_LISTS:
                     return message
                 blocks = RecordBlocks.from_message(message, num_records=len(units))
@@ -278,7 +283,7 @@ class Blockwise(Coordinated):
                 records = cut(blocks.records, shapes.records)
                 asked.admit(records, shapes.rows, sender=coordinator)
                 words = share(shapes, records, blocks.due)
-                lines.send(DistanceShare(share=flat(words)).to_message(), coordinator)
+                channels.send(DistanceShare(share=flat(words)).to_message(), coordinator)
 
     def receive_primary(self, helper: LinkageHelper) -> np.ndarray | None:
         """Return the primary's cells, if there are any."""
@@ -297,11 +302,11 @@ class Blockwise(Coordinated):
         """
         spec, primary = helper.spec, helper.spec.roles.primary
         turn = Turn.from_message(
-            helper.lines.receive(primary, LinkingKind.LINK_TURN),
+            helper.channels.receive(primary, BlockKind.LINK_TURN),
             name=name,
             neighbours=spec.choice.neighbours,
         )
-        offer = Offer.from_message(helper.lines.receive(name, LinkingKind.LINK_TURN))
+        offer = Offer.from_message(helper.channels.receive(name, BlockKind.LINK_TURN))
         turn.require_offered(offer, name=name, by=primary)
         record_cells = self._receive_cells(helper, name, turn.records)
         cells = None if received is None or record_cells is None else (received, record_cells)
@@ -323,7 +328,7 @@ class Blockwise(Coordinated):
         )
         nothing = np.empty((0, 2), dtype=np.int64)
         over = RowBlocks(rows=nothing[:, 0], sizes=nothing, done=0, of=0)
-        helper.lines.send(over.to_message(), primary)
+        helper.channels.send(over.to_message(), primary)
         return lists
 
     def _share_rows(self, party: DataParty, name: str, share: PrimaryShare, records: int) -> None:
@@ -333,7 +338,7 @@ class Blockwise(Coordinated):
         most = most_pairs(party.rows, records, lanes=self.lanes(spec))
         pace = Pace(party.observe, LinksMade, name=name)
         while True:
-            message = party.lines.receive(coordinator, LinkingKind.LINK_BLOCK)
+            message = party.channels.receive(coordinator, BlockKind.LINK_BLOCK)
             blocks = RowBlocks.from_message(message, num_rows=party.rows)
             shapes = Shapes.of(blocks.sizes, most_pairs=most, sender=coordinator, none_ends=True)
             if not len(shapes):
@@ -343,7 +348,7 @@ class Blockwise(Coordinated):
             capped = spec.choice.links_per_record is not None
             seeking = int((shapes.records if capped else shapes.rows).sum())
             words = share(name, shapes, rows, partial(_tell, pace, blocks, seeking))
-            party.lines.send(DistanceShare(share=flat(words)).to_message(), coordinator)
+            party.channels.send(DistanceShare(share=flat(words)).to_message(), coordinator)
 
     def _ask(
         self, helper: LinkageHelper, name: str, exchanges: Iterator[BlockExchange]
@@ -362,8 +367,8 @@ class Blockwise(Coordinated):
         sizes = exchange.shapes.sizes
         mine = RowBlocks(rows=exchange.rows, sizes=sizes, done=exchange.done, of=exchange.of)
         theirs = RecordBlocks(records=exchange.records, sizes=sizes, due=exchange.due)
-        helper.lines.send(mine.to_message(), helper.spec.roles.primary)
-        helper.lines.send(theirs.to_message(), name)
+        helper.channels.send(mine.to_message(), helper.spec.roles.primary)
+        helper.channels.send(theirs.to_message(), name)
 
     def _shares(
         self, helper: LinkageHelper, name: str, exchange: BlockExchange
@@ -371,7 +376,7 @@ class Blockwise(Coordinated):
         shapes = exchange.shapes
         primary_share, other = (
             DistanceShare.from_message(
-                helper.lines.receive(sender, LinkingKind.LINK_SHARE), pairs=shapes.pairs
+                helper.channels.receive(sender, BlockKind.LINK_SHARE), pairs=shapes.pairs
             ).share
             for sender in (helper.spec.roles.primary, name)
         )
@@ -382,14 +387,14 @@ class Blockwise(Coordinated):
         self, party: DataParty, units: Units, shift: Int64[np.ndarray, " key_dim"]
     ) -> None:
         spec = party.spec
-        cells = Cells(cells=cells_of(units + shift, spec.cell_units))
-        party.lines.send(cells.to_message(), spec.roles.helpers["coordinator"])
+        cells = Cells(cells=cells_of(units + shift, cell_units(spec)))
+        party.channels.send(cells.to_message(), spec.roles.helpers["coordinator"])
 
     def _receive_cells(self, helper: LinkageHelper, name: str, count: int) -> np.ndarray | None:
         spec = helper.spec
-        if spec.hiding.cell is None:
+        if not cell_units(spec):
             return None
-        message = helper.lines.receive(name, LinkingKind.LINK_CELLS)
+        message = helper.channels.receive(name, BlockKind.LINK_CELLS)
         return Cells.from_message(message, count=count, key_dim=len(spec.keys.columns)).cells
 
 

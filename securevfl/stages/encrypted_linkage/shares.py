@@ -28,9 +28,14 @@ from jaxtyping import Int64, UInt64
 from securevfl.core.errors import DataError
 from securevfl.linkage.metrics.metric import LARGEST_UNIT
 from securevfl.linkage.protections.protection import DataParty, HelperRole, LinkageHelper
-from securevfl.linkage.stage.messages import LinkingKind
 from securevfl.stages.encrypted_linkage import blockwise
-from securevfl.stages.encrypted_linkage.blocks import Shapes, ShareWords, cut, flat
+from securevfl.stages.encrypted_linkage.block_messages import (
+    BlockKind,
+    Shapes,
+    ShareWords,
+    cut,
+    flat,
+)
 from securevfl.transport.message import DeclaredMessage, StarKind, TypedMessage, wire
 
 _TWO: Final = np.uint64(2)
@@ -131,12 +136,12 @@ _MOST_DEALT: Final = 2**27
 class DealerTurn(DeclaredMessage):
     """Whose turn it is, and how many rows and records each of the next blocks has."""
 
-    KIND = LinkingKind.LINK_TURN
+    KIND = BlockKind.LINK_TURN
     WAY = "primary to dealer"
     COVERS: ClassVar = {"no record": "secondary", "record counts": "sizes lengths"}
 
     secondary: int = wire(among="ranks")
-    """Its rank."""
+    """Rank of the secondary."""
 
     sizes: Int64[np.ndarray, "_blocks 2"]
     """Rows and records of each block (see :class:`.blocks.Shapes`)."""
@@ -146,7 +151,7 @@ class DealerTurn(DeclaredMessage):
 class Dealt(DeclaredMessage):
     """Uniformly random masks for the blocks of one exchange."""
 
-    KIND = LinkingKind.LINK_DEALING
+    KIND = BlockKind.LINK_DEALING
     WAY = "dealer to a data party"
     COVERS: ClassVar = {"masks": "mask product", "record counts": "lengths"}
 
@@ -154,7 +159,7 @@ class Dealt(DeclaredMessage):
     """The party's masks, block after block."""
 
     product: UInt64[np.ndarray, " pairs"] = wire(repr=False)
-    """Its shares of twice the products of both masks, block after block."""
+    """Shares of twice the products of both masks, block after block."""
 
     @classmethod
     def of(cls, dealings: Sequence[Dealing]) -> "Dealt":
@@ -167,7 +172,7 @@ class Dealt(DeclaredMessage):
 class MaskedKeys(DeclaredMessage):
     """A party's keys of an exchange's blocks, masked."""
 
-    KIND = LinkingKind.LINK_MASKED
+    KIND = BlockKind.LINK_MASKED
     WAY = "data party to data party"
     COVERS: ClassVar = {"masks": "keys", "record counts": "lengths"}
 
@@ -207,7 +212,7 @@ class Shares(blockwise.Blockwise):
             name: str, shapes: Shapes, rows: list[np.ndarray], tell: blockwise.Progress
         ) -> list[ShareWords]:
             turn = DealerTurn(secondary=roles.ranks[name], sizes=shapes.sizes)
-            party.lines.send(turn.to_message(), roles.helpers["dealer"])
+            party.channels.send(turn.to_message(), roles.helpers["dealer"])
             mine = [units[chosen] for chosen in rows]
             words = [
                 primary_share(*part)
@@ -266,12 +271,12 @@ def _masked_both(
     Reveals:
         To the other data party: masked keys.
     """
-    lines, key_dim = party.lines, keys[0].shape[1]
+    channels, key_dim = party.channels, keys[0].shape[1]
     own, others = shapes.rows, shapes.records
     if not primary:
         own, others = others, own
     dealt = Dealt.from_message(
-        lines.receive(party.spec.roles.helpers["dealer"], LinkingKind.LINK_DEALING),
+        channels.receive(party.spec.roles.helpers["dealer"], BlockKind.LINK_DEALING),
         count=int(own.sum()),
         key_dim=key_dim,
         pairs=shapes.pairs,
@@ -281,25 +286,25 @@ def _masked_both(
         for mask, product in zip(cut(dealt.mask, own), shapes.by_pairs(dealt.product), strict=True)
     ]
     masked = [masked_keys(*part) for part in zip(keys, dealings, strict=True)]
-    lines.send(MaskedKeys(keys=np.concatenate(masked)).to_message(), peer)
+    channels.send(MaskedKeys(keys=np.concatenate(masked)).to_message(), peer)
     theirs = MaskedKeys.from_message(
-        lines.receive(peer, LinkingKind.LINK_MASKED), count=int(others.sum()), key_dim=key_dim
+        channels.receive(peer, BlockKind.LINK_MASKED), count=int(others.sum()), key_dim=key_dim
     ).keys
     return zip(keys, dealings, cut(theirs, others), strict=True)
 
 
 def _deal(helper: LinkageHelper) -> int:
     """Deal masks until the primary says that linkage is done; return how many blocks there were."""
-    lines, roles, blocks = helper.lines, helper.spec.roles, 0
+    channels, roles, blocks = helper.channels, helper.spec.roles, 0
     key_dim = len(helper.spec.keys.columns)
     while True:
-        message = lines.receive(roles.primary, LinkingKind.LINK_TURN, StarKind.DONE)
+        message = channels.receive(roles.primary, BlockKind.LINK_TURN, StarKind.DONE)
         if message.kind is StarKind.DONE:
             return blocks
         turn = DealerTurn.from_message(message, ranks=[roles.ranks[name] for name in roles.present])
         shapes = Shapes.of(turn.sizes, most_pairs=_MOST_DEALT, sender=roles.primary)
         dealt = [deal(rows, records, key_dim) for rows, records in shapes.sizes.tolist()]
         mine, theirs = zip(*dealt, strict=True)
-        lines.send(Dealt.of(mine).to_message(), roles.primary)
-        lines.send(Dealt.of(theirs).to_message(), roles.secondaries[turn.secondary - 1])
+        channels.send(Dealt.of(mine).to_message(), roles.primary)
+        channels.send(Dealt.of(theirs).to_message(), roles.secondaries[turn.secondary - 1])
         blocks += len(dealt)

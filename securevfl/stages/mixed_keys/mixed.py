@@ -4,7 +4,7 @@ For a pair of rows, ``distance = sum_f w_f (1 - s_f) / sum_f w_f`` over all fiel
 [0, 1]. A field that is missing at either party has a fixed similarity, so that a record does not
 come nearer by leaving fields out. Memory: a block has at most :data:`_CHUNK_CELLS` float64
 distances, and three times as much for one field's similarities, besides the memory of selection
-(:func:`~securevfl.linkage.links.nearest_in_block`).
+(:func:`~securevfl.linkage.nearest.nearest_in_block`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,13 +15,16 @@ import numpy as np
 from jaxtyping import Float64, Int64, Shaped
 
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.linkage.blocking_rules import BlockingRules, PairwiseKeys, RuleCandidates
-from securevfl.linkage.links import Chosen, LinkTable, nearest_by_block
+from securevfl.linkage.blocking_rules import BlockingRules, RuleCandidates
+from securevfl.linkage.candidate_pairs import PairwiseKeys
+from securevfl.linkage.links import Chosen, LinkTable
 from securevfl.linkage.metrics.metric import Columns, Field, Keys, KeySpec, Metric
 from securevfl.linkage.metrics.texts import edit_distances, pair_edits
+from securevfl.linkage.nearest import nearest_by_block
 from securevfl.linkage.text import present_texts
 
 _CHUNK_CELLS: Final = 2**21
+_FAR: Final = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -126,6 +129,10 @@ class Mixed(Metric):
         if isinstance(spec.blocking, tuple):
             BlockingRules.parse(spec.blocking, spec.kinds)
 
+    def far_distance(self, keys: Keys) -> float:
+        """Return half of the largest distance."""
+        return _FAR
+
     def compare(
         self,
         spec: KeySpec,
@@ -229,8 +236,7 @@ def _alike(
     edits: Callable[[Sequence[str], Sequence[str]], np.ndarray],
 ) -> Float64[np.ndarray, "*joint"]:
     """Return similarities of values that broadcast to one another, of which ``edits`` knows how."""
-    if field.kind == "number":
-        assert field.scale is not None
+    if field.scale is not None:  # of numbers alone
         return np.maximum(0, 1 - np.abs(mine - theirs) / field.scale)
     if field.kind == "exact":
         return np.asarray(mine == theirs, dtype=np.float64)

@@ -25,7 +25,15 @@ from securevfl.core.progress import Observer, ProgressEvent, RoundDone, unheard
 from securevfl.data.tables import PartyTable
 from securevfl.launch import child, process, spawn
 from securevfl.launch.torchrun import detect_torchrun
-from securevfl.runtime import entry, launching, run_folder, run_options
+from securevfl.runtime import (
+    entry,
+    launching,
+    metrics_file,
+    run_folder,
+    run_options,
+    run_settings,
+    temporary_folder,
+)
 from securevfl.runtime.simulation import RunResult
 from securevfl.transport import identity as identities
 
@@ -56,7 +64,7 @@ class ThisParty:
         *,
         out: str | Path | None = None,
         observe: Observer = unheard,
-        **settings: Unpack[entry.RunSettings],
+        **settings: Unpack[run_settings.RunSettings],
     ) -> RunResult | None:
         """Train with the other processes, each of which calls this with its own table.
 
@@ -80,14 +88,14 @@ class ThisParty:
         for name in _OF_FILES:
             if name in settings:
                 raise errors.ConfigError(f"{name}: does not go with a party program")
-        entry.require_known(settings)
+        run_options.require_known(settings, run_settings.RunSettings)
         own = identities.Identity.create(
             self._name(table, settings), valid_days=identities.SHORT_LIVED_DAYS
         )
-        place: Path | run_folder.TemporaryFolder = (
-            run_folder.TemporaryFolder() if out is None else Path(out)
+        place: Path | temporary_folder.TemporaryFolder = (
+            temporary_folder.TemporaryFolder() if out is None else Path(out)
         )
-        folder = place.path if isinstance(place, run_folder.TemporaryFolder) else place
+        folder = place.path if isinstance(place, temporary_folder.TemporaryFolder) else place
         losses: list[float] = []
 
         def hear(event: ProgressEvent) -> None:
@@ -97,13 +105,12 @@ class ThisParty:
 
         with ExitStack() as held:
             port = 0 if self.rank else held.enter_context(spawn.reserved_port())
-            facts = None if table is None else entry.TableFacts.of(table)
+            facts = None if table is None else run_settings.TableFacts.of(table)
             cards, certificates = self._meet(own, facts, port)
-            tables = [
-                entry.TableFacts(**card["table"]) for card in cards if card["table"] is not None
-            ]
+            known = [card["table"] for card in cards if card["table"] is not None]
+            tables = [run_settings.TableFacts(**table_facts) for table_facts in known]
             config = launching.pin_identities(
-                parse_federation(entry.source_of(tables, model, settings), file="train()"),
+                parse_federation(run_settings.source_of(tables, model, settings), file="train()"),
                 {
                     name: identities.public_text(certificate)
                     for name, certificate in certificates.items()
@@ -111,7 +118,7 @@ class ThisParty:
                 address=f"127.0.0.1:{cards[0]['port']}",
             )
             if table is not None:
-                table = entry.with_keys_called(tuple(tables[0].keys), table)
+                table = run_settings.with_keys_called(tuple(tables[0].keys), table)
             job = run_options.PartyJob(
                 config=config,
                 name=own.name,
@@ -121,18 +128,20 @@ class ThisParty:
                 device=run_options.device_named(settings.get("device", "cpu")),
                 observe=hear,
                 record_mib=settings.get("record_mib"),
-                in_memory=entry.in_memory_of(table, settings),
+                table=table,
+                with_alone=settings.get("with_alone", True),
+                **run_settings.estimators_of(settings),
             )
             figures = launching.run_party(job, identity=own.trusting(certificates))
-        if not isinstance(figures, run_folder.RunFigures):
+        if not isinstance(figures, metrics_file.RunFigures):
             return None
         run_folder.write_figures(folder, figures)
         result = entry.result_of(config, job, figures.as_json(), losses)
         assert result.trained is not None, "it has a folder"
         return replace(result, trained=replace(result.trained, place=place))
 
-    def _name(self, table: PartyTable | None, settings: entry.RunSettings) -> str:
-        helpers = entry.helpers_of(settings)
+    def _name(self, table: PartyTable | None, settings: run_settings.RunSettings) -> str:
+        helpers = run_settings.helpers_of(settings)
         place = self.rank - (self.world_size - len(helpers))
         if (table is None) != (place >= 0):
             has = f"the last {len(helpers)} are helpers without a table" if helpers else "all"
@@ -143,7 +152,7 @@ class ThisParty:
         return helpers[place] if table is None else table.name
 
     def _meet(
-        self, own: identities.Identity, facts: entry.TableFacts | None, port: int
+        self, own: identities.Identity, facts: run_settings.TableFacts | None, port: int
     ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """Tell the others who this is; return what each says, by rank, and certificates by name."""
         folder = self.meeting / str(self._trainings)

@@ -19,7 +19,8 @@ from securevfl.federation.session import handshake
 from securevfl.ledger.book import ProgramUse
 from securevfl.ledger.chain import now
 from securevfl.mpc import on_shares
-from securevfl.runtime.party import PartySession, join
+from securevfl.runtime.joining import join
+from securevfl.runtime.party import PartySession
 from securevfl.runtime.primary_party import PrimarySession, primary_session
 from securevfl.runtime.run_options import Program
 from securevfl.stages.programs import computing
@@ -234,8 +235,8 @@ def _function_of(program: Program) -> Callable[[ProgramParty], Any]:
 
 
 def _read(party: PartySession) -> "pd.DataFrame":
-    if party.job.in_memory.frame is not None:
-        return party.job.in_memory.frame
+    if party.job.frame is not None:
+        return party.job.frame
     from securevfl.data.sources.read import read_frame
 
     own = party.config.party(party.job.name)

@@ -9,7 +9,7 @@ import inspect
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import parse_federation
@@ -18,15 +18,12 @@ from securevfl.core import files
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.core.progress import Observer, unheard
 from securevfl.runtime.launching import processes_with_program
-from securevfl.runtime.run_folder import TemporaryFolder
-from securevfl.runtime.run_options import (
-    FederationSource,
-    InMemory,
-    Program,
-    RunOptions,
-    resolve_federation,
-)
+from securevfl.runtime.run_options import FederationSource, Program, RunOptions, resolve_federation
+from securevfl.runtime.temporary_folder import TemporaryFolder
 from securevfl.stages.programs.program_party import RESULT_FILE
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def program_of(source: str | Path | Callable[..., Any]) -> Program:
@@ -107,9 +104,9 @@ def run(
     Reveals:
         Between the processes: what the program opens. This machine holds all of it.
     """
-    in_memory: dict[str, InMemory] = {}
+    frames: dict[str, pd.DataFrame] = {}
     if isinstance(federation, Mapping):
-        in_memory = {name: _frame_of(name, table) for name, table in federation.items()}
+        frames = _frames_of(federation)
         there = [
             Path(value).resolve() for value in federation.values() if isinstance(value, str | Path)
         ]
@@ -121,7 +118,7 @@ def run(
     folder = temporary.path if out is None else Path(out)
     loaded = program_of(program)
     options = RunOptions(run_folder=folder, data_root=root.resolve(), observe=observe)
-    processes_with_program(with_program(config, loaded), options, loaded, in_memory)
+    processes_with_program(with_program(config, loaded), options, loaded, frames)
     results = {}
     for party in config.table_parties:
         content = files.read_json(folder / "parties" / party.name / RESULT_FILE)
@@ -130,14 +127,16 @@ def run(
     return results
 
 
-def _frame_of(name: str, table: Any) -> InMemory:
-    """Return what a party has from memory: its frame, unless its table is a file."""
-    if isinstance(table, str | Path):
-        return InMemory()
+def _frames_of(tables: Mapping[str, Any]) -> "dict[str, pd.DataFrame]":
+    """Return the tables that are no files, by party name."""
     # It loads pandas, and the dealer's process reads this module.
-    from securevfl.data.party_tables import as_pandas
+    from securevfl.data.frames import as_pandas
 
-    return InMemory(frame=as_pandas(table, where=f"frame of {name!r}"))
+    return {
+        name: as_pandas(table, where=f"frame of {name!r}")
+        for name, table in tables.items()
+        if not isinstance(table, str | Path)
+    }
 
 
 def _of_tables(tables: Mapping[str, Any], root: Path) -> FederationConfig:

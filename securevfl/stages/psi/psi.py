@@ -28,8 +28,8 @@ a false link with probability n m 2^-128 at most: 2^-76 at 2^26 each.
 **The standard.** An input is the SHA-512 of session, secondary's name and key, which separates
 sessions and secondaries and has one length. From there on blinding, evaluation and finalisation are
 OPRF(ristretto255, SHA-512) of [RFC9497] to the letter, but that outputs are cut to 16 bytes, and
-that the primary evaluates inputs of its own too. ``rbcl`` (libsodium) computes, refuses what is no
-point, and is imported nowhere else.
+that the primary evaluates inputs of its own too
+(:mod:`~securevfl.stages.psi.oprf`).
 
 References:
     [JKK14] S. Jarecki, A. Kiayias, H. Krawczyk. Round-Optimal Password-Protected Secret Sharing and
@@ -38,11 +38,10 @@ References:
     [RFC9497] Oblivious Pseudorandom Functions Using Prime-Order Groups. 2023.
 """
 
-import hashlib
 import itertools
 import secrets
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final
 
@@ -50,31 +49,33 @@ import numpy as np
 from jaxtyping import UInt8
 
 from securevfl.core.checks import MOST_KEYS
-from securevfl.core.errors import DataError, ProtocolError, of_an_extra
+from securevfl.core.errors import ConfigError, DataError, ProtocolError
 from securevfl.core.progress import CiphertextsMade, KeysAnnounced, Pace
 from securevfl.data.tables import KeyTable
-from securevfl.linkage.metrics.metric import ComparedKeys, KeySpec
+from securevfl.linkage.cores import Apply, on_cores, parts_of
+from securevfl.linkage.metrics.metric import ComparedKeys, Metric
 from securevfl.linkage.metrics.texts import exact_texts, numbered_keys
 from securevfl.linkage.protections import protection
 from securevfl.linkage.protections.plaintext import KeysAsTheyAre
-from securevfl.linkage.spec import LinkageSecret, LinkedPrimary, LinkedSecondary, LinkSpec
+from securevfl.linkage.secret import LinkageSecret
+from securevfl.linkage.spec import LinkedPrimary, LinkedSecondary, LinkSpec
 from securevfl.linkage.stage.candidates import source_of_metric, tells_apart
 from securevfl.linkage.stage.link_cache import LinkCache
-from securevfl.linkage.stage.messages import Linked, LinkingKind
-from securevfl.stages.encrypted_linkage.paillier import Apply, on_cores, parts_of
+from securevfl.linkage.stage.messages import Linked
+from securevfl.stages.psi.oprf import (
+    POINT_BYTES,
+    VALUE_BYTES,
+    blind,
+    cut_bytes,
+    evaluate,
+    evaluate_blinded,
+    fresh_scalar,
+    unblind,
+)
 from securevfl.transport.channels import receive_from
-from securevfl.transport.message import DeclaredMessage, TypedMessage, wire
+from securevfl.transport.message import Cover, DeclaredMessage, MessageKind, TypedMessage, wire
 
 _LABEL: Final = b"securevfl/linkage/psi/v2"
-
-_TO_GROUP: Final = b"HashToGroup-OPRFV1-\0-ristretto255-SHA512" + bytes([40])
-"""[RFC9497]'s tag of HashToGroup in mode OPRF, and its length."""
-
-_POINT: Final = 32
-"""Bytes of a point, of a scalar."""
-
-_VALUE: Final = 16
-"""Bytes of the function's value."""
 
 _BLOCK: Final = 1 << 12
 """Points of one message: 128 KiB, and a quarter of a second of one core."""
@@ -101,14 +102,19 @@ def most_keys(rows: int) -> int:
     return max(100_000, 100 * rows)
 
 
-# Messages: each carries some points of a table, or values.
+class PsiKind(MessageKind):
+    """The kind of message of private set intersection."""
+
+    LINK_POINTS = 62
+    """Between the primary and a secondary: a pseudorandom function's values at the primary's keys;
+    a secondary's keys as blinded points of a group, and these times the function's key."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class RowValues(DeclaredMessage):
     """The function's values at some of the primary's keys, 16 bytes each."""
 
-    KIND = LinkingKind.LINK_POINTS
+    KIND = PsiKind.LINK_POINTS
     WAY = "primary to a secondary"
     COVERS: ClassVar = {"linkage": "values", "sizes and times": "lengths"}
 
@@ -119,7 +125,7 @@ class RowValues(DeclaredMessage):
 class BlindedPoints(DeclaredMessage):
     """Some of a secondary's different keys as points, shuffled, each under a blind of its own."""
 
-    KIND = LinkingKind.LINK_POINTS
+    KIND = PsiKind.LINK_POINTS
     WAY = "secondary to primary"
     COVERS: ClassVar = {"record counts": "count lengths", "masks": "points"}
 
@@ -133,118 +139,16 @@ class BlindedPoints(DeclaredMessage):
 class EvaluatedPoints(DeclaredMessage):
     """A secondary's points, in the order in which they came, times the primary's key."""
 
-    KIND = LinkingKind.LINK_POINTS
+    KIND = PsiKind.LINK_POINTS
     WAY = "primary to the secondary"
     COVERS: ClassVar = {"masks": "points", "record counts": "lengths"}
 
     points: UInt8[np.ndarray, "points 32"]
 
 
-# The oblivious pseudorandom function, by [RFC9497].
-
-
-def point_of(message: bytes) -> bytes:
-    """Return H1 of an input: HashToGroup, by expand_message_xmd with SHA-512."""
-    first = hashlib.sha512(bytes(128) + message + b"\0\x40\0" + _TO_GROUP).digest()
-    wide = hashlib.sha512(first + b"\1" + _TO_GROUP).digest()
-    return bytes(_rbcl().crypto_core_ristretto255_from_hash(wide))
-
-
-def output_of(message: bytes, point: bytes) -> bytes:
-    """Return the 64 bytes of Finalize, of an input and its point times the key."""
-    parts = (len(text).to_bytes(2, "big") + text for text in (message, point))
-    return hashlib.sha512(b"".join(parts) + b"Finalize").digest()
-
-
-def multiply_points(scalars: Sequence[bytes], points: Sequence[bytes]) -> list[bytes]:
-    """Return each point times its scalar.
-
-    Raises:
-        ProtocolError: If one is no point of the group, or its neutral element, which would be the
-            same under every scalar.
-    """
-    multiply = _rbcl().crypto_scalarmult_ristretto255
-    try:
-        return [multiply(*pair) for pair in zip(scalars, points, strict=True)]
-    except RuntimeError:
-        raise ProtocolError("received what is no point of the group") from None
-
-
-def invert_scalars(scalars: Sequence[bytes]) -> list[bytes]:
-    """Return the inverse of each scalar, by one inversion for all (Montgomery's trick)."""
-    library = _rbcl()
-    times = library.crypto_core_ristretto255_scalar_mul
-    products = list(itertools.accumulate(scalars, times))
-    last, inverses = library.crypto_core_ristretto255_scalar_invert(products[-1]), list[bytes]()
-    for before, scalar in zip(products[-2::-1], scalars[:0:-1], strict=True):
-        inverses.append(times(last, before))
-        last = times(last, scalar)
-    return [*reversed([*inverses, last])]
-
-
-def _inputs(context: bytes, texts: Sequence[str | None]) -> list[bytes]:
-    """Return the input of each key; a missing one is random, and has no other's value."""
-    return [
-        secrets.token_bytes(64)
-        if text is None
-        # A lone surrogate is no UTF-8, but may stand in a text that Python read.
-        else hashlib.sha512(context + text.encode(errors="surrogatepass")).digest()
-        for text in texts
-    ]
-
-
-def evaluate(task: tuple[bytes, bytes, Sequence[str | None]]) -> bytes:
-    """Return the function's values at keys, as its key's holder: 16 bytes each."""
-    key, context, texts = task
-    inputs = _inputs(context, texts)
-    points = multiply_points([key] * len(inputs), [point_of(text) for text in inputs])
-    return _values(inputs, points)
-
-
-def blind(task: tuple[bytes, Sequence[str | None]]) -> tuple[bytes, bytes]:
-    """Return the points of keys under fresh blinds, and the inverses of these: 32 bytes each."""
-    context, texts = task
-    blinds = [_scalar() for _ in texts]
-    points = multiply_points(blinds, [point_of(text) for text in _inputs(context, texts)])
-    return b"".join(points), b"".join(invert_scalars(blinds))
-
-
-def evaluate_blinded(task: tuple[bytes, bytes]) -> bytes:
-    """Return points times the key."""
-    key, points = task
-    given = _each(points, _POINT)
-    return b"".join(multiply_points([key] * len(given), given))
-
-
-def unblind(task: tuple[bytes, Sequence[str | None], bytes, bytes]) -> bytes:
-    """Return the function's values at keys, of evaluated points and the blinds' inverses."""
-    context, texts, inverses, points = task
-    # Padding too: what a lying primary returns for it is refused like all else.
-    unblinded = multiply_points(_each(inverses, _POINT), _each(points, _POINT))
-    return _values(_inputs(context, texts), unblinded)
-
-
-def _values(inputs: Sequence[bytes], points: Sequence[bytes]) -> bytes:
-    pairs = zip(inputs, points, strict=True)
-    return b"".join(output_of(message, point)[:_VALUE] for message, point in pairs)
-
-
-def _rbcl() -> Any:
-    """Return libsodium's functions of the group.
-
-    Raises:
-        ConfigError: If rbcl is not installed.
-    """
-    return of_an_extra("rbcl", use='linkage.protection = "psi"')
-
-
 def _context(party: protection.DataParty, secondary: str) -> bytes:
     name = secondary.encode()
     return _LABEL + party.session + struct.pack(">I", len(name)) + name
-
-
-def _scalar() -> bytes:
-    return bytes(_rbcl().crypto_core_ristretto255_scalar_random())
 
 
 def _sizes(count: int) -> list[int]:
@@ -253,13 +157,6 @@ def _sizes(count: int) -> list[int]:
 
 def _array(content: bytes, width: int) -> UInt8[np.ndarray, "_ _"]:
     return np.frombuffer(content, dtype=np.uint8).reshape(-1, width)
-
-
-def _each(content: bytes, width: int) -> list[bytes]:
-    return [content[start : start + width] for start in range(0, len(content), width)]
-
-
-# The protection.
 
 
 class Psi(KeysAsTheyAre):
@@ -277,9 +174,28 @@ class Psi(KeysAsTheyAre):
         Linked,
     )
 
-    def check(self, keys: KeySpec) -> None:
-        """Ask for a metric of equal keys alone."""
-        self.require_equal_only(keys)
+    reads: ClassVar[frozenset[str]] = frozenset({"pad_to", "most_keys"})
+    changeable: ClassVar[frozenset[str]] = frozenset({"most_keys"})
+
+    def objection_to(self, metric: Metric) -> str | None:
+        """Return that only equal keys have equal values."""
+        return None if metric.equal_only else "finds equal keys alone"
+
+    def check_settings(self, settings: Mapping[str, Any]) -> None:
+        """Refuse a bound beside the number itself."""
+        if None not in (settings["pad_to"], settings["most_keys"]):
+            raise ConfigError("most_keys: pad_to is the number itself; give one of them")
+
+    def settings_for_new_rows(
+        self, settings: Mapping[str, Any], *, trained_rows: int | None
+    ) -> Mapping[str, Any]:
+        """Bound announced keys by the rows of training: a few new rows say nothing of them."""
+        trained = MOST_KEYS if trained_rows is None else most_keys(trained_rows)
+        return {**settings, "most_keys": settings["most_keys"] or trained}
+
+    def closed_channels(self, settings: Mapping[str, Any]) -> frozenset[Cover]:
+        """Return that padded numbers of keys are no counts of records."""
+        return frozenset() if settings["pad_to"] is None else frozenset({"record counts"})
 
     def link_in_process(
         self,
@@ -301,17 +217,17 @@ class Psi(KeysAsTheyAre):
             To every secondary: values that show it which rows have one of its keys, and which rows
             have equal keys.
         """
-        spec, lines, names = party.spec, party.lines, party.spec.roles.present
+        spec, channels, names = party.spec, party.channels, party.spec.roles.present
         parts = parts_of(exact_texts(spec.keys, party.keys), _BLOCK)
         announced, linked = dict[str, int](), []
         # A secondary whose keys were evaluated before in this session asks for no more.
-        keys = {n: party.memory[n][0] if n in party.memory else _scalar() for n in names}
-        with on_cores(-1, after=_IN_PLACE, check=lines.check) as apply:
+        keys = {n: party.memory[n][0] if n in party.memory else fresh_scalar() for n in names}
+        with on_cores(-1, after=_IN_PLACE, check=channels.check) as apply:
             for name, key in keys.items():
                 pace = Pace(party.observe, CiphertextsMade, name=name)
                 tasks = [(key, _context(party, name), part) for part in parts]
                 for number, values in enumerate(apply(evaluate, tasks), 1):
-                    lines.send(RowValues(values=_array(values, _VALUE)).to_message(), name)
+                    channels.send(RowValues(values=_array(values, VALUE_BYTES)).to_message(), name)
                     pace(min(number * _BLOCK, party.rows), party.rows)
             for name, key in keys.items():
                 if name not in party.memory:
@@ -328,7 +244,7 @@ class Psi(KeysAsTheyAre):
             ProtocolError: If it announces more than was agreed on, sends another number than it
                 announced, or what is no point.
         """
-        came = receive_from(party.lines, name, BlindedPoints)
+        came = receive_from(party.channels, name, BlindedPoints)
         count, done = came.count, 0
         if (refusal := _not_agreed(party.spec, count, rows=party.rows)) is not None:
             raise ProtocolError(f"{name}: announces {count:,} keys, and {refusal}")
@@ -337,13 +253,13 @@ class Psi(KeysAsTheyAre):
         for sizes in parts_of(_sizes(count), _BATCH):
             tasks = list[tuple[bytes, bytes]]()
             for size in sizes:
-                block = receive_from(party.lines, name, BlindedPoints) if done or tasks else came
+                block = receive_from(party.channels, name, BlindedPoints) if done or tasks else came
                 if (block.count, len(block.points)) != (count, size):
                     raise ProtocolError(f"{name}: sent other points than it announced")
                 tasks.append((key, block.points.tobytes()))
             for points in apply(evaluate_blinded, tasks):
-                answer = EvaluatedPoints(points=_array(points, _POINT))
-                party.lines.send(answer.to_message(), name)
+                answer = EvaluatedPoints(points=_array(points, POINT_BYTES))
+                party.channels.send(answer.to_message(), name)
                 pace(done := done + len(answer.points), count)
         return count
 
@@ -354,12 +270,12 @@ class Psi(KeysAsTheyAre):
             To the primary: how many different keys there are, or ``linkage.pad_to``; that linkage
             is done; and, where the file asks for it, which rows are linked.
         """
-        spec, lines, primary = party.spec, party.lines, party.spec.roles.primary
+        spec, channels, primary = party.spec, party.channels, party.spec.roles.primary
         texts = exact_texts(spec.keys, party.keys)
         rows = list[bytes]()
         for size in _sizes(party.rows):
-            block = receive_from(lines, primary, RowValues, values=size)
-            rows += _each(block.values.tobytes(), _VALUE)
+            block = receive_from(channels, primary, RowValues, values=size)
+            rows += cut_bytes(block.values.tobytes(), VALUE_BYTES)
         if primary not in party.memory:
             party.memory[primary] = self._evaluate_keys(party)
         keys: dict[bytes, str | None] = party.memory[primary]
@@ -373,9 +289,9 @@ class Psi(KeysAsTheyAre):
             DataError: If there are more than may be announced.
             ProtocolError: If what comes back is not as many points.
         """
-        spec, lines, primary = party.spec, party.lines, party.spec.roles.primary
+        spec, channels, primary = party.spec, party.channels, party.spec.roles.primary
         keys = _different(spec, party.keys, rows=party.rows)
-        padding = max(1, spec.hiding.pad_to or len(keys)) - len(keys)
+        padding = max(1, spec.hiding.settings.get("pad_to") or len(keys)) - len(keys)
         sent: list[str | None] = [*keys, *[None] * padding]
         secrets.SystemRandom().shuffle(sent)
         context, parts = _context(party, party.keys.name), parts_of(sent, _BLOCK)
@@ -384,22 +300,22 @@ class Psi(KeysAsTheyAre):
 
         def take_answer() -> None:
             size = len(parts[len(answers)])
-            block = receive_from(lines, primary, EvaluatedPoints, points=size)
+            block = receive_from(channels, primary, EvaluatedPoints, points=size)
             answers.append(block.points.tobytes())
             pace(min(len(answers) * _BLOCK, len(sent)), 2 * len(sent))
 
-        with on_cores(-1, after=_IN_PLACE, check=lines.check) as apply:
+        with on_cores(-1, after=_IN_PLACE, check=channels.check) as apply:
             for points, inverse in apply(blind, [(context, part) for part in parts]):
                 if len(inverses) == len(answers) + _AHEAD:
                     take_answer()
-                block = BlindedPoints(count=len(sent), points=_array(points, _POINT))
-                lines.send(block.to_message(), primary)
+                block = BlindedPoints(count=len(sent), points=_array(points, POINT_BYTES))
+                channels.send(block.to_message(), primary)
                 inverses.append(inverse)
             while len(answers) < len(parts):
                 take_answer()
             tasks = zip(itertools.repeat(context), parts, inverses, answers, strict=False)
             for block in apply(unblind, tasks):
-                values += _each(block, _VALUE)
+                values += cut_bytes(block, VALUE_BYTES)
                 pace(len(sent) + len(values), 2 * len(sent))
         return dict(zip(values, sent, strict=True))
 
@@ -411,7 +327,8 @@ class Psi(KeysAsTheyAre):
 
 def _not_agreed(spec: LinkSpec, count: int, *, rows: int) -> str | None:
     """Return which setting a number of announced keys breaks, and how; None if none."""
-    agreed, most = spec.hiding.pad_to, spec.hiding.most_keys or most_keys(rows)
+    agreed = spec.hiding.settings.get("pad_to")
+    most = spec.hiding.settings.get("most_keys") or most_keys(rows)
     if agreed is not None:
         return None if count == agreed else f"linkage.pad_to is {agreed:,}"
     allows = f"linkage.most_keys allows {most:,} for {rows:,} rows; agree on another, or on pad_to"
@@ -425,7 +342,7 @@ def _different(spec: LinkSpec, own: KeyTable, *, rows: int) -> list[str]:
         DataError: If there are more than may be announced.
     """
     keys = list(dict.fromkeys(text for text in exact_texts(spec.keys, own) if text is not None))
-    agreed, count = spec.hiding.pad_to, len(keys)
+    agreed, count = spec.hiding.settings.get("pad_to"), len(keys)
     if count > MOST_KEYS:
         refusal: str | None = f"one run takes {MOST_KEYS:,}"
     elif agreed is not None and count > agreed:

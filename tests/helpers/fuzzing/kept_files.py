@@ -22,14 +22,15 @@ from securevfl.config.federation import FederationConfig
 from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.federation.build import build_top
 from securevfl.federation.checkpoint import PRESENCE, Checkpoints, StateFolder
-from securevfl.federation.rounds.exchanges import CachedRows
+from securevfl.federation.rounds.kept_rounds import CachedRows
 from securevfl.federation.rounds.release import CachedRelease
 from securevfl.federation.saved_model import SavedModel, load_model
 from securevfl.federation.session.membership import Presence, absences_in_words
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.links import LinkTable, SimilarityScale
 from securevfl.linkage.sampling import FixedLinks
-from securevfl.linkage.stage.link_cache import CachedLinks, LinkCache, SimilarLinks
+from securevfl.linkage.stage.link_cache import CachedLinks, LinkCache
+from securevfl.linkage.stage.noised_similarities import SimilarLinks
 from securevfl.models.alone.margins import MarginModel
 from securevfl.models.alone.perceptron import NetworkModel
 from securevfl.models.layers import MLP

@@ -31,7 +31,7 @@ from securevfl.linkage.links import LinkTable
 from securevfl.linkage.metrics.metric import Field, KeySpec
 from securevfl.linkage.protections.plaintext import LinkKeys
 from securevfl.linkage.sampling import EligiblePairs
-from securevfl.linkage.stage.linking import METRICS
+from securevfl.linkage.stage.linkage_parts import METRICS
 from securevfl.linkage.stage.messages import (
     Linked,
     LinkedRows,
@@ -42,7 +42,7 @@ from securevfl.linkage.stage.messages import (
 from securevfl.mpc.dealt_sums import SEED_BYTES, DealtFor
 from securevfl.mpc.dealt_tuples import TupleRequest
 from securevfl.stages.assist.assisted_boosting import ModelFitted, Residuals, Step
-from securevfl.stages.bloom.hashes import Codes
+from securevfl.stages.bloom.by_codes import Codes
 from securevfl.stages.class_means.class_means_stage import (
     ClassMeansCall,
     ClassMeansDealing,
@@ -56,7 +56,7 @@ from securevfl.stages.class_means.class_means_stage import (
     ClassMeansSums,
     ClassMeansTurn,
 )
-from securevfl.stages.encrypted_linkage.blocks import (
+from securevfl.stages.encrypted_linkage.block_messages import (
     Cells,
     DistanceShare,
     Offer,
@@ -65,11 +65,8 @@ from securevfl.stages.encrypted_linkage.blocks import (
     Shift,
     Turn,
 )
-from securevfl.stages.encrypted_linkage.paillier import (
-    EncryptedDistances,
-    EncryptedRows,
-    PackedRows,
-)
+from securevfl.stages.encrypted_linkage.homomorphic import PackedRows
+from securevfl.stages.encrypted_linkage.paillier import EncryptedDistances, EncryptedRows
 from securevfl.stages.encrypted_linkage.shares import DealerTurn, Dealt, MaskedKeys
 from securevfl.stages.pretraining.pretraining_secondary import (
     CrossBatch,

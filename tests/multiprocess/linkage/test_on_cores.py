@@ -13,7 +13,7 @@ import pytest
 from helpers.patience import SOON_S
 
 from securevfl.core.errors import OutOfMemoryError, PartyFailedError
-from securevfl.stages.encrypted_linkage.paillier import on_cores
+from securevfl.linkage.cores import on_cores
 from securevfl.transport.message import failure_kind
 
 pytestmark = pytest.mark.multiprocess

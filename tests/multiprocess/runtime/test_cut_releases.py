@@ -91,8 +91,8 @@ def charged(ledger: Path) -> list[dict[str, Any]]:
 
 POINTS = {
     "the primary, with an average that it has not kept": ("agency", "CachedRows.keep:2:before"),
-    "a secondary, between its charge and its answer": ("bank-1", "CachedRelease.answered:4:before"),
-    "a secondary, between its answer and its sending": ("bank-2", "CachedRelease.answered:4:after"),
+    "a secondary, charged, before its answer": ("bank-1", "CachedRelease.keep_answer:4:before"),
+    "a secondary, before its answer is sent": ("bank-2", "CachedRelease.keep_answer:4:after"),
 }
 
 

@@ -16,7 +16,7 @@ from securevfl.ledger.ledger import ledger_of_table, set_limit
 from securevfl.runtime.entry import simulate
 from securevfl.runtime.launching import predict_in_processes
 from securevfl.runtime.predictions import read_predictions
-from securevfl.runtime.run_options import InMemory, NewRows, RunOptions
+from securevfl.runtime.run_options import PredictionJob, RunOptions
 from securevfl.runtime.trained_run import predict, trained_run
 from securevfl.testing import write_federation
 
@@ -38,9 +38,9 @@ def trained(path: Path) -> tuple[FederationConfig, Path, Path]:
 
 def in_processes(config: FederationConfig, run: Path, rows: Path) -> Predictions:
     named = trained_run(run, federation=config).name_rows(rows)
-    new = NewRows(named=named, out=run.parent / "many.csv")
+    new = PredictionJob(named=named, out=run.parent / "many.csv")
     options = RunOptions(run_folder=run, data_root=run.parent, observe=unheard)
-    told = predict_in_processes(config, options, {"agency": InMemory(new_rows=new)})
+    told = predict_in_processes(config, options, new)
     return read_predictions(new.out, told)
 
 

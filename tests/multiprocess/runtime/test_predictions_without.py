@@ -13,7 +13,7 @@ from securevfl.ledger.ledger import ledger_of_table
 from securevfl.runtime.entry import simulate
 from securevfl.runtime.launching import predict_in_processes
 from securevfl.runtime.predictions import read_predictions
-from securevfl.runtime.run_options import InMemory, NewRows, RunOptions
+from securevfl.runtime.run_options import PredictionJob, RunOptions
 from securevfl.runtime.trained_run import predict, trained_run
 from securevfl.testing import write_federation
 
@@ -45,9 +45,9 @@ def test_processes_without_a_secondary_predict_what_one_process_does(tmp_path: P
     # Gone with everything that it has.
     (tmp_path / "bank-2.csv").rename(tmp_path / "elsewhere.csv")
     named = trained_run(run).name_rows(rows)
-    new = NewRows(named=named, out=tmp_path / "many.csv", without=("bank-2",))
+    new = PredictionJob(named=named, out=tmp_path / "many.csv", without=("bank-2",))
     options = RunOptions(run_folder=run, data_root=tmp_path, observe=unheard)
-    told = predict_in_processes(config, options, {"agency": InMemory(new_rows=new)})
+    told = predict_in_processes(config, options, new)
     many = read_predictions(new.out, told)
 
     assert alone.probabilities is not None

@@ -10,11 +10,11 @@ import torch
 from helpers.assisted import TREES, write_assisted
 from helpers.fitted_once import FOLDER_VARIABLE
 
+from research.scale.wire import Bytes, WiredRun
 from securevfl import read_federation
 from securevfl.core.progress import RoundDone
 from securevfl.federation.checkpoint import read_state
 from securevfl.federation.run_plan import plan_run, run_facts
-from securevfl.lab.bench.wire import Bytes, WiredRun
 from securevfl.runtime.launching import train_in_processes
 from securevfl.runtime.run_options import RunOptions
 from securevfl.testing import read_tables, run_in_process, save_federation, write_federation
@@ -219,7 +219,7 @@ def test_noised_updates_between_processes(tmp_path: Path) -> None:
 
 
 def _require_bytes_of_the_formula(path: Path, out: Path, metrics: dict) -> None:
-    """What notebook/scale.md says of bytes is what was counted at every party, to the byte."""
+    """Bytes by the formulas of research/scale/README.md are those counted, to the byte."""
     config = read_federation(path)
     _, facts = run_facts(config, read_tables(config, path.parent)["agency"])
     plan = plan_run(config, facts)

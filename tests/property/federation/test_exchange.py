@@ -35,7 +35,7 @@ from securevfl.dp.class_sums import Moments
 from securevfl.linkage.spec import LinkRoles
 from securevfl.linkage.stage.messages import LinkingKind
 from securevfl.models.registry import FAMILIES
-from securevfl.stages.encrypted_linkage import paillier
+from securevfl.stages.encrypted_linkage import homomorphic, paillier
 from securevfl.testing import read_tables, save_federation, write_federation
 from securevfl.transport.message import (
     DeclaredMessage,
@@ -381,7 +381,9 @@ def test_linking_sends_what_the_table_of_fields_says(
     way: str, choice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To the primary nothing of a record but how many there are, where the table says so."""
-    monkeypatch.setattr(paillier, "Keyholder", partial(paillier.Keyholder, insecure_short_key=True))
+    monkeypatch.setattr(
+        paillier, "Keyholder", partial(homomorphic.Keyholder, insecure_short_key=True)
+    )
     protection, settings = WAYS[way][0], dict(WAYS[way][1])
     helpers = {} if protection in ("none", "psi") else HELPERS
     roles = LinkRoles(primary="agency", secondaries=("bank", "shop"), helpers=helpers)

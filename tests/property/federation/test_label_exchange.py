@@ -28,7 +28,7 @@ from securevfl.federation.rounds.secondary import Secondary
 from securevfl.federation.run_plan import run_facts
 from securevfl.federation.saved_model import load_model
 from securevfl.linkage.stage.party_keys import keys_of
-from securevfl.runtime import predicting, simulation
+from securevfl.runtime import prediction_request, simulation
 from securevfl.stages.class_means import class_labels
 from securevfl.testing import read_tables, run_in_process, save_federation, write_federation
 
@@ -81,7 +81,11 @@ def played(
 ) -> Received:
     """Run everything, ask for predictions, and return what secondaries received."""
     received = Received()
-    fit, answer, request = simulation.class_means_in_process, Secondary.answer, predicting.Request
+    fit, answer, request = (
+        simulation.class_means_in_process,
+        Secondary.hear_round,
+        prediction_request.Request,
+    )
 
     def voted(secondaries: Any, make: Any) -> Any:
         def told(due: Any) -> Any:
@@ -91,10 +95,10 @@ def played(
 
         return fit(secondaries, told)
 
-    def answered(secondary: Secondary, plan: Any, **more: Any) -> Any:
+    def answered(secondary: Secondary, plan: Any, reply: Any) -> Any:
         if plan.purpose != "predict":
             received.rounds.append((plan.round_number, tuple(plan.rows.tolist()), plan.purpose))
-        return answer(secondary, plan, **more)
+        return answer(secondary, plan, reply)
 
     def requested(**parts: Any) -> Any:
         columns = parts["keys"].columns
@@ -103,16 +107,16 @@ def played(
 
     with patch.context() as watched:
         watched.setattr(simulation, "class_means_in_process", voted)
-        watched.setattr(Secondary, "answer", answered)
-        watched.setattr(predicting, "Request", requested)
+        watched.setattr(Secondary, "hear_round", answered)
+        watched.setattr(prediction_request, "Request", requested)
         watched.setattr(class_labels, "randomised_labels", lambda own, _classes, _epsilon: own)
         result = run_in_process(config, folder, tables=tables)
         assert result.trained is not None
         # Whoever answers: a request is what secondaries would get.
         model = load_model(folder / "parties" / "agency" / "model", config, party="agency")
-        spec = predicting.prediction_spec(config, model).keys
+        spec = prediction_request.prediction_spec(config, model).keys
         new = keys_of(spec, tables["agency"].take(np.arange(3)))
-        predicting.request_of(config, model, new, active=None)
+        prediction_request.request_of(config, model, new, active=None)
     return received
 
 

@@ -29,6 +29,7 @@ from helpers.altered_builds import (
     half_of_moments,
 )
 from helpers.built import Built, built, write_tables
+from helpers.secondaries import answer
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -177,7 +178,7 @@ def check_updates(folder: Path) -> None:
             for epoch in (1, 2):
                 plan = one.round(2 * epoch, rows, "train")
                 for secondary in one.secondaries.values():
-                    secondary.answer(plan)
+                    answer(secondary, plan)
                     with gradients_of_steps() as steps:
                         secondary.learn(plan, torch.zeros(len(rows), *one.plan.cut.shape))
                     found += [step * len(rows) for step in steps]
@@ -209,7 +210,7 @@ def check_moments(folder: Path) -> None:
     with twins(path) as both:
         for one in both:
             for rank, secondary in one.secondaries.items():
-                secondary.answer(one.passed()[0])
+                answer(secondary, one.passed()[0])
                 assert multiplier_charged(one, rank) == pytest.approx(multiplier)
                 found.append(secondary.bottom.encode.centre)
     noise = torch.stack(found)

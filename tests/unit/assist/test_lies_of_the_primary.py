@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from helpers.assisted import LINEAR, write_assisted
 from helpers.built import Built, built
+from helpers.secondaries import answer
 
 from securevfl.core.errors import ProtocolError
 from securevfl.federation.messages import EpochMark
@@ -54,9 +55,9 @@ def play(world: Built, one: Secondary, until: str) -> None:
     split = world.split
     acts: dict[str, Callable[[], object]] = {
         "residuals": lambda: hear(one, told(split.train)),
-        "scores": lambda: one.answer(world.round(1, split.train, "train")),
+        "scores": lambda: answer(one, world.round(1, split.train, "train")),
         "step": lambda: hear(one, step()),
-        "validation": lambda: one.answer(world.round(2, split.validation, "validation")),
+        "validation": lambda: answer(one, world.round(2, split.validation, "validation")),
         "mark": lambda: one.validator.validate_epoch(EpochMark(epoch=1, best=True)),
         "end": lambda: one.validator.validate_epoch(
             EpochMark(epoch=1, best=False, restore_best=True)
@@ -77,9 +78,9 @@ def test_an_honest_primary_is_answered(world: Built) -> None:
     # Beside the words of the sum this is all that a secondary says, and it says nothing.
     assert not answer.to_message().meta
     assert not answer.to_message().tensors
-    one.answer(world.round(1, world.split.train, "train"))
+    answer(one, world.round(1, world.split.train, "train"))
     hear(one, step())
-    one.answer(world.round(2, world.split.validation, "validation"))
+    answer(one, world.round(2, world.split.validation, "validation"))
 
 
 @pytest.mark.parametrize(
@@ -143,12 +144,12 @@ def test_nothing_is_scored_out_of_turn(world: Built) -> None:
     """No scores before residuals, none of other rows, no validation before the step."""
     one, split = world.secondaries[1], world.split
     with pytest.raises(ProtocolError, match="follow their residuals"):
-        one.answer(world.round(1, split.train, "train"))
+        answer(one, world.round(1, split.train, "train"))
     play(world, one, "residuals")
     with pytest.raises(ProtocolError, match="follow their residuals"):
-        one.answer(world.round(1, split.validation, "train"))
+        answer(one, world.round(1, split.validation, "train"))
     with pytest.raises(ProtocolError, match="follow the step"):
-        one.answer(world.round(1, split.validation, "validation"))
+        answer(one, world.round(1, split.validation, "validation"))
     with pytest.raises(ProtocolError, match="is not due"):
         hear(one, step())
     with pytest.raises(ProtocolError, match="not due"):

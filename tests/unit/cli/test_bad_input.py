@@ -237,11 +237,11 @@ FILES = {
     ),
     "edits under shares": (
         change_section("linkage", protection="shares", metric="levenshtein"),
-        ["linkage.protection", "'shares'", "'levenshtein'"],
+        ["linkage.protection", '"shares"', "'levenshtein'", '"none" or "bloom"'],
     ),
     "no Bloom code on a sphere": (
         change_section("linkage", protection="bloom", metric="great-circle"),
-        ["linkage.metric", "great-circle", "Bloom"],
+        ["linkage.protection", "great-circle", "Bloom", "project"],
     ),
     "mixed keys without fields": (
         change_section("linkage", metric="mixed"),

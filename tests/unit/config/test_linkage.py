@@ -63,8 +63,8 @@ def test_a_missing_secret_is_asked_for(tmp_path: Path) -> None:
     place = LinkageInput(
         spec=link_spec(config), keys=table, data_root=tmp_path, cache=LinkCache(None)
     )
-    asked = {"lines": Wires().of("x"), "rows": 3, "session": b"s", "observe": unheard}
+    asked = {"channels": Wires().of("x"), "rows": 3, "session": b"s", "observe": unheard}
     with pytest.raises(ConfigError, match=r"linkage\.secret: No such file.*openssl rand -hex 32"):
-        place.with_lines(**asked)
+        place.with_channels(**asked)
     (tmp_path / "linkage.secret").write_text("ab" * 32)
-    assert place.with_lines(**asked).secret is not None
+    assert place.with_channels(**asked).secret is not None

@@ -8,8 +8,8 @@ import pytest
 
 from securevfl import read_federation
 from securevfl.config.federation import FederationConfig
-from securevfl.config.methods import baseline_settings, known_methods
 from securevfl.core.errors import ConfigError
+from securevfl.lab.methods import baseline_settings, known_methods
 from securevfl.lab.one_run import method_adaptations, method_config
 from securevfl.testing import save_federation, write_federation
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from securevfl import read_federation
-from securevfl.config.methods import known_methods, method_family
 from securevfl.config.presets import methods_with_presets, preset
 from securevfl.core.errors import ConfigError
+from securevfl.lab.methods import known_methods, method_family
 from securevfl.lab.one_run import method_config
 from securevfl.models.fedsim import FedSimConfig
 from securevfl.models.registry import FAMILIES

@@ -8,7 +8,6 @@ import pytest
 from securevfl import read_federation
 from securevfl.config.encoder import EncoderSettings
 from securevfl.config.linkage import LinkageSettings
-from securevfl.config.methods import BoostingConfig
 from securevfl.config.sections import (
     FederationSettings,
     PartySettings,
@@ -18,6 +17,7 @@ from securevfl.config.sections import (
 )
 from securevfl.core.errors import ConfigError
 from securevfl.core.settings import read_settings
+from securevfl.lab.methods import BoostingConfig
 from securevfl.models.alone.perceptron import BaselineConfig
 from securevfl.models.family import PretrainingSettings
 from securevfl.models.registry import FAMILIES

@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from aligned.avazu import load_avazu
-from aligned.halves import digits_halves, folder_views, mfeat_views, mnist_halves
-from aligned.histopathology import load_histopathology
-from aligned.modelnet import load_modelnet
-from aligned.nuswide import load_nuswide
-from aligned.views import AlignedViews, scarce_rows
 from PIL import Image
 
+from research.common.aligned.avazu import load_avazu
+from research.common.aligned.halves import digits_halves, folder_views, mfeat_views, mnist_halves
+from research.common.aligned.histopathology import load_histopathology
+from research.common.aligned.modelnet import load_modelnet
+from research.common.aligned.nuswide import load_nuswide
+from research.common.aligned.views import AlignedViews, scarce_rows
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.lab.datasets import data_folder
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from securevfl.data.cells import days_since_epoch
-from securevfl.data.columns import infer
+from securevfl.data.column_kinds import infer
 
 DAY = datetime.date(2024, 2, 29)
 NOON = datetime.datetime(2024, 2, 29, 12)

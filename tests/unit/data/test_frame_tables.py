@@ -8,7 +8,7 @@ import pytest
 
 import securevfl as sv
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.data.party_tables import from_frame
+from securevfl.data.frames import from_frame
 
 CELLS = {
     "lon": [1.5, 2.5, 3.5],

@@ -11,9 +11,9 @@ from securevfl.data.keys_and_labels import KeyTable, read_key_table
 from securevfl.lab.datasets import data_folder
 from securevfl.lab.links_alone import link_quality
 from securevfl.linkage.metrics.metric import Field
-from securevfl.linkage.spec import LinkageSecret
+from securevfl.linkage.secret import LinkageSecret
 from securevfl.linkage.text import joined_texts
-from securevfl.stages.bloom.bloom import TextCode, encode_keys
+from securevfl.stages.bloom.codes import TextCode, encode_keys
 
 TEXT = "name,post,born,who\nanna,0123,1980,1\n,0456,,2\n"
 FEBRL_KEYS = (

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.data.party_tables import from_frame
+from securevfl.data.frames import from_frame
 from securevfl.data.scaling import FeatureScaler, KeyScaler, LabelScaler, feature_scaler
 
 FEATURES = np.array([[1, 5, 0], [3, 5, 1], [5, 5, 1]], dtype=np.float32)

@@ -9,8 +9,9 @@ import pandas as pd
 import pytest
 
 from securevfl.core.errors import DataError
-from securevfl.data.columns import infer
-from securevfl.data.party_tables import ColumnRoles, from_frame, read_new_rows, read_table
+from securevfl.data.column_kinds import infer
+from securevfl.data.frames import from_frame
+from securevfl.data.party_tables import ColumnRoles, read_new_rows, read_table
 from securevfl.data.scaling import ColumnSettings
 from securevfl.data.schema import TableSchema
 from securevfl.data.sources.settings import Reading

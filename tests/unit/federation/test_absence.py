@@ -28,8 +28,7 @@ from securevfl.federation.session.membership import (
     require_active,
 )
 from securevfl.federation.session.party_files import PartyFiles
-from securevfl.runtime import party as party_process
-from securevfl.runtime import secondary_party
+from securevfl.runtime import helper_party, joining, secondary_party
 from securevfl.runtime.party import PartySession
 from securevfl.runtime.run_options import PartyJob
 from securevfl.testing import save_federation, write_federation
@@ -169,15 +168,13 @@ def test_a_request_to_others_than_the_sessions_parties_is_refused(
     job.name, job.config, job.device = who, config, torch.device("cpu")
     life = mock.Mock(spec=PartySession, config=config, job=job, files=mock.Mock(spec=PartyFiles))
     life.identity = life.pinned = None
-    serve: Callable[[], None] = partial(party_process.serve_as_helper, life)
+    serve: Callable[[], None] = partial(helper_party.serve_as_helper, life)
     if who == "bank-1":
         model, table = mock.Mock(spec=SavedModel), mock.Mock(spec=PartyTable)
         serve = secondary_party._Requests(
             secondary_party.SecondarySession(life, star), model, table
         ).serve
-    monkeypatch.setattr(
-        party_process, "join_session", lambda *_, **__: contextlib.nullcontext(star)
-    )
+    monkeypatch.setattr(joining, "join_session", lambda *_, **__: contextlib.nullcontext(star))
 
     with pytest.raises(ProtocolError, match=r"asks for predictions of the parties .*session has"):
         serve()

@@ -11,6 +11,7 @@ import pytest
 import torch
 from helpers.built import Built, built, write_tables
 from helpers.ring_keys import random_pair_keys
+from helpers.secondaries import answer
 from helpers.star import make_star, together
 
 from securevfl import read_federation
@@ -102,7 +103,7 @@ def test_a_row_is_never_released_again(later: int, tmp_path: Path) -> None:
         again = np.concatenate([fresh[1:], one.passed()[0].rows[-1:]])
         for rank, secondary in one.secondaries.items():
             with pytest.raises((PrivacyError, ProtocolError)) as refused:
-                secondary.answer(one.round(later, again))
+                answer(secondary, one.round(later, again))
             assert not isinstance(refused.value, BudgetExceededError)
             charged = [line for line in one.booked(rank) if line["kind"] == "charge"]
             assert len(charged) == later - 1

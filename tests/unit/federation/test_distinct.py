@@ -7,6 +7,7 @@ from helpers.secondaries import FEATURES, LINKS, WIDTH, make_secondary
 from torch import nn
 
 from securevfl.dp.ring_noise import ExactDiscreteGaussian
+from securevfl.federation.messages import RoundPlan
 from securevfl.federation.rounds.own_records import represent_distinct, represent_linked
 from securevfl.models.fedhssl.encoders import FedHSSLConfig
 from securevfl.models.fedhssl.family import FedHSSLBottom
@@ -127,13 +128,14 @@ def test_nobody_is_linked() -> None:
 def test_behind_noise_no_product_has_a_size_that_links_decide(bottom: nn.Module) -> None:
     """A record more or less must not reach the last bits of other rows: each link has a place."""
     secondary = make_secondary(bottom=bottom)
+    rows = RoundPlan(round_number=1, rows=np.arange(4), active=(1,), purpose="test")
     sizes = []
     for layer in bottom.modules():
         if isinstance(layer, nn.Linear):
             layer.register_forward_hook(lambda _, given, __: sizes.append(given[0].shape[:-1]))
-    secondary.records(*secondary._links_of(np.arange(4)))
+    secondary.represent(rows)
     assert any(size.numel() != 4 * LINKS for size in sizes)
     sizes.clear()
     secondary.contribution.noise = ExactDiscreteGaussian(1000.0)
-    secondary.records(*secondary._links_of(np.arange(4)))
+    secondary.represent(rows)
     assert {size.numel() for size in sizes} == {4 * LINKS}

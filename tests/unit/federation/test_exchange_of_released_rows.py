@@ -14,7 +14,8 @@ from securevfl.data.rows import consecutive_batches
 from securevfl.federation.checkpoint import StateFolder
 from securevfl.federation.messages import EpochMark, RoundPlan
 from securevfl.federation.rounds.cut import CutLayer
-from securevfl.federation.rounds.exchanges import CachedRows, ReleasedRows, release_once
+from securevfl.federation.rounds.exchanges import ReleasedRows, release_once
+from securevfl.federation.rounds.kept_rounds import CachedRows
 from securevfl.federation.run_plan import RoundCounter, active_parties
 from securevfl.mpc.codec import RingFormat
 
@@ -36,9 +37,9 @@ class Recorded(ReleasedRows):
         )
         self.plans: list[RoundPlan] = []
 
-    def average(self, plan: RoundPlan) -> Tensor:
+    def release(self, plan: RoundPlan) -> Tensor:
         self.plans.append(plan)
-        return super().average(plan)
+        return super().release(plan)
 
 
 def store(folder: Path, rows: int, *, batch_size: int = 4) -> CachedRows:
@@ -92,8 +93,8 @@ class CutBefore(Recorded):
         super().__init__(rows)
         self.left = rounds
 
-    def average(self, plan: RoundPlan) -> Tensor:
-        average = super().average(plan)
+    def release(self, plan: RoundPlan) -> Tensor:
+        average = super().release(plan)
         self.left -= 1
         if self.left < 0:
             raise CutError

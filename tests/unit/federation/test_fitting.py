@@ -3,7 +3,6 @@
 import json
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from securevfl.federation import encoder_fitting
 from securevfl.federation.messages import RoundPlan
 from securevfl.federation.rounds.secondary import Secondary
 from securevfl.federation.run_plan import RunFacts, plan_run
+from securevfl.federation.session.peers import Next, ReplyHere
 from securevfl.ledger.ledger import Ledger
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
@@ -149,17 +149,17 @@ def test_no_secondary_writes_into_anothers_coordinates(tmp_path: Path) -> None:
         linkage={"choose": "records"},
     )
     written: dict[str, list[torch.Tensor]] = {}
-    answer = Secondary.answer
+    answer = Secondary.hear_round
 
-    def listen(secondary: Secondary, plan: RoundPlan, **more: Any) -> torch.Tensor:
-        words = answer(secondary, plan, **more)
+    def listen(secondary: Secondary, plan: RoundPlan, reply: ReplyHere) -> Next:
+        after = answer(secondary, plan, reply)
         cut = secondary.contribution.aggregation.cut
-        rows = cut.decode(words, rows=len(plan.rows), active=("a",), round_number=1)
+        rows = cut.decode(reply.words[-1], rows=len(plan.rows), active=("a",), round_number=1)
         written.setdefault(secondary.name, []).append(rows.flatten(0, 1))
-        return words
+        return after
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Secondary, "answer", listen)
+        patch.setattr(Secondary, "hear_round", listen)
         run(path, tmp_path / "run")
     first, second = (torch.cat(written[name]) for name in ("bank-1", "bank-2"))
     assert first[:, :2].any()

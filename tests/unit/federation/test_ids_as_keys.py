@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from securevfl import read_federation
-from securevfl.data.party_tables import from_frame
+from securevfl.data.frames import from_frame
 from securevfl.federation.base import own_inputs
 from securevfl.runtime.run_tables import table_warnings
 from securevfl.testing import read_tables, run_in_process, save_federation

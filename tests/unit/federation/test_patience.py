@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from securevfl.config.sections import TrainingSettings
-from securevfl.federation.rounds.primaries import NetworkPrimary
+from securevfl.federation.rounds.network_primary import NetworkPrimary
 from securevfl.federation.rounds.primary import last_gain
 from securevfl.models.tasks import TaskHead
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -21,6 +20,8 @@ from securevfl import read_federation
 from securevfl.core.devices import computing_in
 from securevfl.core.errors import ConfigError
 from securevfl.core.progress import ProgressEvent, RoundDone
+from securevfl.dp.ring_noise import ExactDiscreteGaussian
+from securevfl.federation.messages import RoundPlan
 from securevfl.federation.rounds.release import SecondaryRelease
 from securevfl.federation.rounds.secondary import Secondary
 from securevfl.models.fedhssl.learner import Objective, PartyLearner
@@ -73,8 +74,8 @@ def dtypes_seen() -> Iterator[dict[str, set[torch.dtype]]]:
     release, step = SecondaryRelease.release, PacedOptimizer.step
 
     def released(own: SecondaryRelease, plan: Any, represent: Any, **more: Any) -> Any:
-        def given() -> torch.Tensor:
-            found: torch.Tensor = represent()
+        def given(due: RoundPlan) -> torch.Tensor:
+            found: torch.Tensor = represent(due)
             see("what is clipped", found)
             return found
 
@@ -119,12 +120,14 @@ def test_layers_are_half_and_all_between_parties_is_single(name: str, tmp_path: 
 def test_a_promise_holds_in_half_precision() -> None:
     """One record moves its own rows alone, to the last bit, and no row is over the clip norm."""
     secondary = make_secondary(bottom=_fet(), clip_norm=0.25)
-    own = replace(secondary.records, apart=True, precision="bfloat16")
+    secondary.contribution.noise = ExactDiscreteGaussian(1000.0)
+    secondary.precision = "bfloat16"
     links = secondary.data.links.link(np.arange(ROWS)).indices
     index, present = torch.from_numpy(links).clamp_min(0), torch.from_numpy(links >= 0)
-    before = own(index, present)
-    own.features[index[0, 0]] += 1.0
-    after = own(index, present)
+    plan = RoundPlan(round_number=1, rows=np.arange(ROWS), active=(1,), purpose="test")
+    before = secondary.represent(plan)
+    secondary.data.features[index[0, 0]] += 1.0
+    after = secondary.represent(plan)
     others = ~((index == index[0, 0]) & present).any(dim=1)
     assert others.any()
     assert not others.all()

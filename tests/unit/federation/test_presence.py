@@ -15,7 +15,7 @@ from securevfl.config.sections import TrainingSettings
 from securevfl.core.errors import ConfigError, ProtocolError
 from securevfl.federation.checkpoint import Checkpoints, StateFolder
 from securevfl.federation.messages import EpochMark, Rejoin, RoundPlan
-from securevfl.federation.rounds.primaries import NetworkPrimary
+from securevfl.federation.rounds.network_primary import NetworkPrimary
 from securevfl.federation.rounds.secondary import EpochSaver, Secondary
 from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run
 from securevfl.federation.session.handshake import own_epoch, require_own_run

@@ -58,7 +58,7 @@ def contribution(*, pooled: bool = False, slots: int = 1, noise=None, book=None)
 
 
 def release(part: SecondaryRelease, plan: RoundPlan) -> Released:
-    return part.release(plan, lambda: torch.zeros(len(plan.rows), 1, 4), learns=False)
+    return part.release(plan, lambda _: torch.zeros(len(plan.rows), 1, 4), learns=False)
 
 
 def plan(rows: list[int], *, number: int = 1, purpose: Purpose = "release") -> RoundPlan:
@@ -74,7 +74,7 @@ def test_what_the_budget_forbids_is_not_computed() -> None:
     for number in (1, 2):
         release(many, plan([0, 1], number=number, purpose="train"))
     with pytest.raises(BudgetExceededError):
-        many.release(plan([2], number=3), lambda: pytest.fail("computed"), learns=False)
+        many.release(plan([2], number=3), lambda _: pytest.fail("computed"), learns=False)
     assert book.charged == [(1, 2, "train"), (2, 2, "train")]
 
 
@@ -91,12 +91,12 @@ def test_what_is_not_finite_counts_as_zero_behind_noise(pooled: bool, worst: flo
         clean[1, 2] = 0.0
     else:
         clean[1] = 0.0
-    released = plain.release(plan([0, 1]), lambda: bad, learns=False)
-    expected = plain.release(plan([0, 1], number=2), lambda: clean, learns=False)
+    released = plain.release(plan([0, 1]), lambda _: bad, learns=False)
+    expected = plain.release(plan([0, 1], number=2), lambda _: clean, learns=False)
     assert torch.equal(released.words, expected.words)
     assert plain.not_finite == 1
     with pytest.raises(PrivacyError, match="the representation is not finite"):
-        contribution(pooled=pooled, slots=3).release(plan([0, 1]), lambda: bad, learns=False)
+        contribution(pooled=pooled, slots=3).release(plan([0, 1]), lambda _: bad, learns=False)
 
 
 @pytest.mark.parametrize("pooled", [False, True])

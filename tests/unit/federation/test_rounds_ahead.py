@@ -17,12 +17,8 @@ from securevfl.federation.checkpoint import StateFolder
 from securevfl.federation.messages import RoundPlan, Share
 from securevfl.federation.over_star import PeersOverStar
 from securevfl.federation.rounds.cut import CutLayer
-from securevfl.federation.rounds.exchanges import (
-    CachedRows,
-    ChargedExchange,
-    RoundExchange,
-    release_once,
-)
+from securevfl.federation.rounds.exchanges import RoundExchange, release_once
+from securevfl.federation.rounds.kept_rounds import CachedRows
 from securevfl.federation.run_plan import ROUNDS_AHEAD
 from securevfl.ledger.ledger import Ledger
 from securevfl.mpc.codec import RingFormat
@@ -81,9 +77,9 @@ class Book(Ledger):
         return 0.0
 
 
-def exchange(star: Star) -> RoundExchange:
+def exchange(star: Star, *, ledger: Ledger | None = None) -> RoundExchange:
     peers = PeersOverStar(star, {1: "a", 2: "b"}, wait=WAIT)
-    return RoundExchange(peers, CUT, device=torch.device("cpu"))
+    return RoundExchange(peers, CUT, device=torch.device("cpu"), ledger=ledger)
 
 
 def one_by_one(parts: Sequence[np.ndarray]) -> Tensor:
@@ -112,7 +108,7 @@ def test_rounds_are_announced_ahead_and_no_further(tmp_path: Path) -> None:
         star.events.append(("kept", number + 1))
 
     kept.keep = noted  # type: ignore[method-assign]
-    charged = ChargedExchange(exchange(star), Book(star.events), lambda _: None)
+    charged = exchange(star, ledger=Book(star.events))
     found = release_once(charged, kept, observe=lambda _: None)
 
     assert torch.equal(found, one_by_one(parts))

@@ -5,15 +5,24 @@ import copy
 import numpy as np
 import pytest
 import torch
-from helpers.secondaries import FEATURES, LINKS, ROWS, WIDTH, NoCharge, limits, make_secondary
+from helpers.secondaries import (
+    FEATURES,
+    LINKS,
+    ROWS,
+    WIDTH,
+    NoCharge,
+    answer,
+    limits,
+    make_secondary,
+)
 from torch import Tensor, nn
 
 from securevfl.core.errors import BudgetExceededError, PrivacyError, ProtocolError
 from securevfl.dp.clipping import clip_rows
 from securevfl.federation.messages import RoundPlan
 from securevfl.federation.rounds.in_process import SimulatedExchange
-from securevfl.federation.rounds.primaries import split_average
 from securevfl.federation.rounds.secondary import Secondary
+from securevfl.federation.rounds.updates import set_gradients
 from securevfl.federation.run_plan import Purpose
 from securevfl.federation.session.request_validator import RequestValidator
 
@@ -49,9 +58,11 @@ def test_update_equals_that_of_one_autograd_graph(active: tuple[int, ...]) -> No
     torch.manual_seed(9)
     top = nn.Sequential(nn.Flatten(), nn.Linear(LINKS * WIDTH, 1), nn.Tanh())
     twin_top = copy.deepcopy(top)
-    top(split_average(exchange, plan(active=active))).square().sum().backward()
-    average = torch.stack([represent(parties[rank], twins[rank]) for rank in active]).mean(0)
-    twin_top(average).square().sum().backward()
+    average = exchange.release(plan(active=active)).requires_grad_()
+    (gradient,) = set_gradients(top(average).square().sum(), list(top.parameters()), average)
+    exchange.return_gradient(plan(active=active), gradient)
+    mean = torch.stack([represent(parties[rank], twins[rank]) for rank in active]).mean(0)
+    twin_top(mean).square().sum().backward()
     # The ring rounds the average by at most 2^-16 an element, and nothing else differs.
     for rank, party in parties.items():
         for ours, twin in zip(party.bottom.parameters(), twins[rank].parameters(), strict=True):
@@ -73,7 +84,7 @@ def test_lesson_without_a_release_is_refused() -> None:
     gradient = torch.ones(ROWS, LINKS, WIDTH)
     with pytest.raises(ProtocolError, match="without a release"):
         secondary.learn(plan(), gradient)
-    secondary.answer(plan())
+    answer(secondary, plan())
     with pytest.raises(ProtocolError, match="round 2: a gradient came without"):
         secondary.learn(plan(number=2), gradient)
     secondary.learn(plan(), gradient)
@@ -85,7 +96,7 @@ def test_lesson_without_a_release_is_refused() -> None:
 def test_nothing_is_learned_from_evaluation(purpose: Purpose) -> None:
     """A gradient for a round that was no training round is refused."""
     secondary = make_secondary()
-    secondary.answer(plan(purpose=purpose))
+    answer(secondary, plan(purpose=purpose))
     with pytest.raises(ProtocolError, match="without a release"):
         secondary.learn(plan(purpose=purpose), torch.ones(ROWS, LINKS, WIDTH))
 
@@ -94,7 +105,7 @@ def test_gradient_that_is_not_finite_is_refused() -> None:
     """NaN from the primary does not reach the weights."""
     secondary = make_secondary()
     before = secondary.weights()
-    secondary.answer(plan())
+    answer(secondary, plan())
     gradient = torch.full((ROWS, LINKS, WIDTH), torch.nan)
     with pytest.raises(PrivacyError, match="the gradient is not finite"):
         secondary.learn(plan(), gradient)
@@ -102,7 +113,7 @@ def test_gradient_that_is_not_finite_is_refused() -> None:
 
 
 def test_a_round_that_is_not_due_books_and_computes_nothing() -> None:
-    """The session's plan is asked before the ledger, the model and the caller."""
+    """The session's plan is asked before the ledger, the model and the sum."""
 
     class Forbidden(NoCharge):
         def charge(self, *, round_number: int, rows: np.ndarray, purpose: str) -> float:
@@ -110,7 +121,7 @@ def test_a_round_that_is_not_due_books_and_computes_nothing() -> None:
 
     secondary = make_secondary(ledger=Forbidden(), validator=RequestValidator(limits()))
     with pytest.raises(ProtocolError, match="rows outside"):
-        secondary.answer(plan([0, ROWS]), validated=lambda: pytest.fail("used"))
+        answer(secondary, plan([0, ROWS]))
 
 
 def test_forbidden_release_computes_nothing() -> None:
@@ -123,7 +134,7 @@ def test_forbidden_release_computes_nothing() -> None:
     secondary = make_secondary(ledger=Spent())
     secondary.bottom.register_forward_pre_hook(lambda *_: pytest.fail("the model ran"))
     with pytest.raises(BudgetExceededError):
-        secondary.answer(plan())
+        answer(secondary, plan())
     with pytest.raises(ProtocolError, match="without a release"):
         secondary.learn(plan(), torch.ones(ROWS, LINKS, WIDTH))
 
@@ -134,14 +145,14 @@ def test_weights_that_diverged_send_nothing() -> None:
     with torch.no_grad():
         next(secondary.bottom.parameters()).fill_(torch.nan)
     with pytest.raises(PrivacyError, match="the representation is not finite"):
-        secondary.answer(plan())
+        answer(secondary, plan())
 
 
 def test_frozen_secondary_never_learns() -> None:
     """Without an optimizer a gradient changes nothing."""
     secondary = make_secondary(frozen=True)
     before = secondary.weights()
-    secondary.answer(plan([0, 1], purpose="release"))
+    answer(secondary, plan([0, 1], purpose="release"))
     secondary.learn(plan([0, 1]), torch.ones(2, LINKS, WIDTH))
     assert all(torch.equal(before[name], value) for name, value in secondary.weights().items())
 
@@ -149,18 +160,18 @@ def test_frozen_secondary_never_learns() -> None:
 def test_dropout_only_in_training() -> None:
     """Two evaluations give the same words; two training rounds do not."""
     secondary = make_secondary(dropout=0.5)
-    looks = [secondary.answer(plan(number=n, purpose="test")) for n in (1, 2)]
+    looks = [answer(secondary, plan(number=n, purpose="test")) for n in (1, 2)]
     assert torch.equal(looks[0], looks[1])
-    lessons = [secondary.answer(plan(number=n)) for n in (3, 4)]
+    lessons = [answer(secondary, plan(number=n)) for n in (3, 4)]
     assert not torch.equal(lessons[0], lessons[1])
 
 
 def test_state_goes_on_with_the_same_draws() -> None:
     """A restored secondary answers the next training round with the same dropped units."""
     one, other = make_secondary(dropout=0.5), make_secondary(dropout=0.5)
-    one.answer(plan())
+    answer(one, plan())
     other.resume(1, one.state())
-    assert torch.equal(one.answer(plan(number=2)), other.answer(plan(number=2)))
+    assert torch.equal(answer(one, plan(number=2)), answer(other, plan(number=2)))
 
 
 class Careless(nn.Module):
@@ -183,7 +194,7 @@ def answered_rows(secondary: Secondary) -> Tensor:
     """Return what a secondary answers, row by row: a word may hold numbers of several rows."""
     cut = secondary.contribution.aggregation.cut
     return cut.decode(
-        secondary.answer(plan(purpose="test")), rows=ROWS, active=("a",), round_number=1
+        answer(secondary, plan(purpose="test")), rows=ROWS, active=("a",), round_number=1
     ).flatten(1)
 
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 from helpers.fixed_entropy import fixed_entropy
-from helpers.secondaries import FEATURES, LINKS, RECORDS, ROWS, WIDTH, make_secondary
+from helpers.secondaries import FEATURES, LINKS, RECORDS, ROWS, WIDTH, answer, make_secondary
 
 from securevfl import read_federation
 from securevfl.federation.messages import RoundPlan
-from securevfl.federation.rounds import in_process
+from securevfl.federation.rounds import stacks
 from securevfl.models.fet.fet_bottom import FeTBottom
 from securevfl.models.fet.settings import FeTConfig
 from securevfl.models.pairs import ManyLinksSettings, RecordBottom
@@ -31,14 +31,14 @@ def counted_stacks(largest: int) -> Iterator[list[int]]:
     """Stack what is not larger, and list how many secondaries each stack had."""
     sizes: list[int] = []
 
-    class Counted(in_process.Stack):
+    class Counted(stacks.Stack):
         def __init__(self, network: Any, plan: Any) -> None:
             super().__init__(network, plan)
             sizes.append(len(network.members))
 
     with (
-        mock.patch.object(in_process, "LARGEST", largest),
-        mock.patch.object(in_process, "Stack", Counted),
+        mock.patch.object(stacks, "LARGEST", largest),
+        mock.patch.object(stacks, "Stack", Counted),
     ):
         yield sizes
 
@@ -117,13 +117,13 @@ def test_few_records_are_computed_once_each() -> None:
         rank: make_secondary(bottom=RecordBottom(settings, num_features=FEATURES, key_dim=2))
         for rank in range(1, 5)
     }
-    stacks = in_process.Stacks(everyone, links=LINKS)
+    together = stacks.Stacks(everyone, links=LINKS)
     found = []
     for rows in (RECORDS // LINKS, RECORDS // LINKS + 1):
         plan = RoundPlan(
             round_number=1, rows=np.arange(rows), active=tuple(everyone), purpose="validation"
         )
-        found.append(len(stacks.of_round(plan)))
+        found.append(len(together.of_round(plan)))
     assert found == [4, 0]
 
 
@@ -150,7 +150,7 @@ def test_how_many_are_computed_at_once(count: int, at_once: int, expected: list[
     )
     largest = at_once * ROWS * LINKS * 2 * WIDTH
     with counted_stacks(largest) as sizes:
-        shares = in_process.Stacks(everyone, links=LINKS).of_round(plan)
+        shares = stacks.Stacks(everyone, links=LINKS).of_round(plan)
     assert sizes == expected
     assert set(shares) == (set(alike) if expected else set())
 
@@ -175,16 +175,16 @@ def test_tables_of_different_width_are_computed_together(keys_as_features: bool)
         one.data = replace(one.data, features=one.data.features[:, :width])
         everyone[rank] = one
     plan = RoundPlan(round_number=1, rows=np.arange(ROWS), active=tuple(everyone), purpose="train")
-    shares = in_process.Stacks(everyone, links=LINKS).of_round(plan)
+    shares = stacks.Stacks(everyone, links=LINKS).of_round(plan)
     assert len(shares) == len(everyone)
-    together = {rank: share.representation() for rank, share in shares.items()}
+    together = {rank: share.represent() for rank, share in shares.items()}
     for rank, share in shares.items():
-        share.lesson(together[rank])
+        share.backward_step(together[rank])
     wanted = torch.randn_like(together[1])
     for rank, one in everyone.items():
         shares[rank].gradients_from(wanted)
         found = [weight.grad for weight in one.bottom.parameters()]
-        alone = one.records(*one._links_of(plan.rows))
+        alone = one.represent(plan)
         expected = torch.autograd.grad(alone, list(one.bottom.parameters()), wanted)
         torch.testing.assert_close(together[rank], alone)
         torch.testing.assert_close(found, list(expected))
@@ -199,10 +199,10 @@ def test_a_gradient_that_is_not_finite_is_zero_for_its_secondary_alone() -> None
         for rank in range(1, 5)
     }
     plan = RoundPlan(round_number=1, rows=np.arange(ROWS), active=tuple(everyone), purpose="train")
-    shares = in_process.Stacks(everyone, links=LINKS).of_round(plan)
+    shares = stacks.Stacks(everyone, links=LINKS).of_round(plan)
     for rank, share in shares.items():
-        term = share.representation() * (float("nan") if rank == 2 else 1.0)
-        share.lesson(term)
+        term = share.represent() * (float("nan") if rank == 2 else 1.0)
+        share.backward_step(term)
     wanted = torch.ones(ROWS, LINKS, WIDTH)
     lost = [float(share.gradients_from(wanted, zero_lost=True)) for share in shares.values()]
     assert lost == [0, 1, 0, 0]
@@ -211,3 +211,21 @@ def test_a_gradient_that_is_not_finite_is_zero_for_its_secondary_alone() -> None
     ]
     assert sizes[1] == 0
     assert all(size > 0 for place, size in enumerate(sizes) if place != 1)
+
+
+def test_a_stack_ends_with_its_round() -> None:
+    """What a secondary computes of other rows later is of those rows."""
+    config = FeTConfig(neighbours=LINKS, hidden=WIDTH, heads=1, fourier_features=4, fourier_width=4)
+    everyone = {
+        rank: make_secondary(seed=rank, bottom=FeTBottom(config, num_features=FEATURES, key_dim=2))
+        for rank in range(1, 5)
+    }
+    whole, few = (
+        RoundPlan(round_number=1, rows=np.arange(rows), active=tuple(everyone), purpose="test")
+        for rows in (ROWS, 2)
+    )
+    shares = stacks.Stacks(everyone, links=LINKS).of_round(whole)
+    everyone[1].stacked_in = lambda _plan: shares[1]
+    answer(everyone[1], whole)
+
+    assert len(everyone[1].represent(few)) == 2

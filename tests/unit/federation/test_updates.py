@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.alarms import require_noise
-from helpers.secondaries import make_secondary
+from helpers.secondaries import answer, make_secondary
 from torch import Tensor, nn
 
 from securevfl.dp.clipping import clip_rows
@@ -205,7 +205,7 @@ def test_a_round_releases_and_learns_from_one_sample() -> None:
     secondary.data = dataclasses.replace(secondary.data, links=links)
     plan = RoundPlan(round_number=1, rows=np.arange(5), active=(1, 2), purpose="train")
     before = secondary.weights()
-    secondary.answer(plan)
+    answer(secondary, plan)
     secondary.learn(plan, torch.ones(5, 3, 4))
 
     assert links.asked == 1

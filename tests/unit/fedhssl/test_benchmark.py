@@ -1,25 +1,14 @@
 """The benchmark of FedHSSL: it resumes, and its tables say what its results do."""
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.scripts import SCRIPTS, run_script
+from helpers.scripts import run_script
 
+from research.fedhssl import tables
 from securevfl.lab.datasets import data_folder
-
-
-def tables() -> Any:
-    spec = importlib.util.spec_from_file_location("tables", SCRIPTS / "fedhssl_tables.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(SCRIPTS))
-        spec.loader.exec_module(module)
-    return module
 
 
 def lines(method: str, *values: float, **more: Any) -> list[dict[str, Any]]:
@@ -39,7 +28,7 @@ RESULTS = [
 
 def test_gains_are_paired_by_seed(capsys: pytest.CaptureFixture[str]) -> None:
     """Gains of 4, 5 and 6 points: mean 5, and 4.303 / sqrt(3) = 2.5 by Student's t (2 degrees)."""
-    tables().print_gains(RESULTS)
+    tables.print_gains(RESULTS)
     shown = capsys.readouterr().out
     names, _, row = (line.split(" | ") for line in shown.strip().splitlines()[-3:])
     cells = dict(zip(names, row, strict=True))
@@ -49,7 +38,7 @@ def test_gains_are_paired_by_seed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_difference_beyond_its_interval_is_marked(capsys: pytest.CaptureFixture[str]) -> None:
-    tables().print_tables(RESULTS)
+    tables.print_tables(RESULTS)
     shown = capsys.readouterr().out
     assert "| fedsplitnn | 0.600 ± 0.100 |" in shown
     assert "| fedhssl, simsiam | 0.650 ± 0.110 (better) |" in shown
@@ -59,7 +48,7 @@ def test_a_difference_beyond_its_interval_is_marked(capsys: pytest.CaptureFixtur
 def test_the_plot_is_drawn_from_the_same_results(tmp_path: Path) -> None:
     """And is the same every time: it lies in the repository."""
     for name in ("one.svg", "other.svg"):
-        tables().plot(RESULTS, tmp_path / name)
+        tables.plot(RESULTS, tmp_path / name)
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "other.svg").read_bytes()
     assert b"fedhssl" in (tmp_path / "one.svg").read_bytes()
 
@@ -78,7 +67,7 @@ def test_guidance_and_samples_have_tables_of_their_own(
             *lines("fedhssl", *more, gamma=gamma, **of),
         )
     ]
-    tables().print_guidance(guided)
+    tables.print_guidance(guided)
     row = "0.600 ± 0.100 | 0.650 ± 0.110 | +5.0 ± 2.5 |"
     assert capsys.readouterr().out.splitlines()[2:] == [
         f"| made | simsiam | 0 | {row}",
@@ -88,9 +77,9 @@ def test_guidance_and_samples_have_tables_of_their_own(
         *lines("fedlocalssl", *few, samples=0.2, algorithm="simsiam"),
         *lines("fedcssl", *more, samples=0.2, algorithm="simsiam"),
     ]
-    tables().print_samples(sampled)
+    tables.print_samples(sampled)
     assert capsys.readouterr().out.splitlines()[2:] == [f"| made | simsiam | 20% | {row}"]
-    tables().plot_guidance(guided, tmp_path / "guidance.svg")
+    tables.plot_guidance(guided, tmp_path / "guidance.svg")
     assert b"gamma" in (tmp_path / "guidance.svg").read_bytes()
 
 
@@ -100,7 +89,7 @@ def test_shares_of_rows_are_measured_from_the_same_labels(tmp_path: Path) -> Non
     command = ["samples", "--set", "fate_breast", "--seeds", 1, "--labelled", 20]
     if data_folder() is None:
         pytest.skip("SECUREVFL_DATA is not set")
-    run_script("fedhssl.py", *command, "--results", results)
+    run_script("fedhssl/fedhssl.py", *command, "--results", results)
     found = [json.loads(line) for line in results.read_text().splitlines()]
     assert {(line["method"], line["samples"]) for line in found} == {
         (method, share) for method in ("fedlocalssl", "fedcssl") for share in (0.2, 0.4, 1.0)
@@ -119,7 +108,7 @@ def test_forms_are_held_against_the_defaults_by_seed(
         found += lines("fedhssl", 0.5, 0.6, 0.7, form="defaults", **of_set)
         found += lines("fedhssl", *better, form="views = apart", **of_set)
     results.write_text("".join(json.dumps(line) + "\n" for line in found))
-    run_script("fedhssl_forms.py", "tables", "--results", results, "--mean")
+    run_script("fedhssl/forms.py", "tables", "--results", results, "--mean")
     shown = capsys.readouterr().out.splitlines()
     assert shown[2:] == [
         "| views = apart | defaults | fedhssl, simsiam | digits and mfeat | +4.0 ± 2.5 |  |  |"
@@ -131,7 +120,7 @@ def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
     results = tmp_path / "results.jsonl"
     command = ["run", "--set", "digits", "--seeds", 1, "--labelled", 20, "--results", results]
     for _ in range(2):
-        run_script("fedhssl.py", *command, "--method", "fedsplitnn", "boosting")
+        run_script("fedhssl/fedhssl.py", *command, "--method", "fedsplitnn", "boosting")
     found = {line["method"]: line for line in map(json.loads, results.read_text().splitlines())}
     assert found.keys() == {"fedsplitnn", "boosting"}
     assert len(results.read_text().splitlines()) == 2

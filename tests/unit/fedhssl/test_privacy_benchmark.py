@@ -1,28 +1,17 @@
 """The benchmark of ISO noise: whom its noise reaches, and what its tables and its figure say."""
 
-import importlib.util
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from helpers.scripts import SCRIPTS, run_script
+from helpers.scripts import run_script
+
+from research.fedhssl import methods, privacy
 
 
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    spec = importlib.util.spec_from_file_location("privacy", SCRIPTS / "fedhssl_privacy.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_fine_tuning_noises_what_secondaries_learn_and_no_more(script: Any) -> None:
-    methods = script.methods
-    prepared = methods.prepare(script.SETS["digits"][0](None), "cpu")
+def test_fine_tuning_noises_what_secondaries_learn_and_no_more() -> None:
+    prepared = methods.prepare(privacy.SETS["digits"][0](None), "cpu")
     setting = methods.Setting(model={"encoder_hidden": 8, "hidden": 8}, pretraining={})
     config = methods.family_config("fedsplitnn", setting)
     torch.manual_seed(1)
@@ -44,9 +33,9 @@ def test_fine_tuning_noises_what_secondaries_learn_and_no_more(script: Any) -> N
     assert not any(map(torch.equal, theirs, theirs_noised))
 
 
-def test_the_attack_recovers_what_a_model_knows_of_classes(script: Any) -> None:
+def test_the_attack_recovers_what_a_model_knows_of_classes() -> None:
     """A model that hands its columns on knows something of digits; one of zeros does not."""
-    prepared = script.methods.prepare(script.SETS["digits"][0](None), "cpu")
+    prepared = methods.prepare(privacy.SETS["digits"][0](None), "cpu")
 
     class Hands(torch.nn.Module):
         def __init__(self, weight: float) -> None:
@@ -56,8 +45,8 @@ def test_the_attack_recovers_what_a_model_knows_of_classes(script: Any) -> None:
         def forward(self, view: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
             return self.weight * view
 
-    assert script.recovered(prepared, [Hands(1.0)], 0) > 0.6
-    assert script.recovered(prepared, [Hands(0.0)], 0) < 0.2
+    assert privacy.recovered(prepared, [Hands(1.0)], 0) > 0.6
+    assert privacy.recovered(prepared, [Hands(0.0)], 0) < 0.2
 
 
 def line(seed: int, value: float, **cell: Any) -> dict[str, Any]:
@@ -67,7 +56,7 @@ def line(seed: int, value: float, **cell: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_tables_pair_by_seed(script: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_pair_by_seed(capsys: pytest.CaptureFixture[str]) -> None:
     """Losses of 2, 3 and 4 points: mean 3, and 4.303 / sqrt(3) = 2.5 by Student's t (2 degrees)."""
     base = (0.90, 0.92, 0.94)
     made = [line(seed, value, places=None, lambda_p=0.0) for seed, value in enumerate(base)]
@@ -75,7 +64,7 @@ def test_tables_pair_by_seed(script: Any, capsys: pytest.CaptureFixture[str]) ->
         line(seed, value - 0.02 - 0.01 * seed, places="both", lambda_p=0.4)
         for seed, value in enumerate(base)
     ]
-    script.print_pretraining(made)
+    privacy.print_pretraining(made)
     rows = capsys.readouterr().out.splitlines()
     assert "| simsiam: nothing | 0 | 0.920 ± 0.020 |  |" in rows
     assert "| simsiam: both | 0.4 | 0.890 ± 0.010 | -3.0 ± 2.5 |" in rows
@@ -87,5 +76,5 @@ def test_the_figure_of_measured_strengths_is_printed(capsys: pytest.CaptureFixtu
     command = ["cap"]
     for point in (("1", "0.538", "0.471"), ("5", "0.519", "0.449"), ("25", "0.503", "0.443")):
         command += ["--point", *point]
-    run_script("fedhssl_privacy.py", *command)
+    run_script("fedhssl/privacy.py", *command)
     assert capsys.readouterr().out.strip() == "0.284"

@@ -17,7 +17,7 @@ from helpers.star import together
 from securevfl import read_federation
 from securevfl.federation.session.party_files import LOG_FILE
 from securevfl.runtime.launching import Outcome, run_party
-from securevfl.runtime.run_options import InMemory, NewRows, PartyJob
+from securevfl.runtime.run_options import PartyJob, PredictionJob
 from securevfl.runtime.trained_run import trained_run
 from securevfl.testing import save_federation, write_federation
 from securevfl.transport.identity import provision
@@ -81,7 +81,7 @@ def run(path: Path, out: Path, **more: Any) -> Outcome:
             data_root=path.parent,
             device=torch.device("cuda"),
             resume=False,
-            **({**more, "in_memory": InMemory()} if name != config.primary.name else more),
+            **({**more, "prediction": None} if name != config.primary.name else more),
         )
         with watched():
             return run_party(job)
@@ -116,8 +116,8 @@ def test_parties_on_gpus_meet(name: str, tmp_path: Path) -> None:
     with labelled_cuda():
         figures = run(path, tmp_path / "run")
         named = trained_run(tmp_path / "run").name_rows(tmp_path / "agency.csv")
-        rows = InMemory(new_rows=NewRows(named=named, out=tmp_path / "predicted.csv"))
-        predicted = run(path, tmp_path / "run", serves=True, in_memory=rows)
+        new = PredictionJob(named=named, out=tmp_path / "predicted.csv")
+        predicted = run(path, tmp_path / "run", serves=True, prediction=new)
 
     assert 0 <= figures.as_json()["test_metrics"]["accuracy"] <= 1
     assert len(predicted.rows) == len((tmp_path / "agency.csv").read_text().splitlines()) - 1

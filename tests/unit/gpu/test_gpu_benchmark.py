@@ -2,16 +2,17 @@
 
 import json
 
-import gpu
 import pytest
 import torch
 from helpers.labelled_cuda import labelled_cuda, operations
 from helpers.scripts import run_script
 
+from research.gpu import gpu
+
 
 def test_smoke(capsys: pytest.CaptureFixture[str]) -> None:
     """On the CPU: time and SplitAvg's share are measured, what only a GPU has is left out."""
-    run_script("gpu.py", "--smoke", "--json", "--runs", "hdb-100")
+    run_script("gpu/gpu.py", "--smoke", "--json", "--runs", "hdb-100")
     rows = json.loads(capsys.readouterr().out)["rows"]
 
     assert [row["precision"] for row in rows] == ["float32", "bfloat16"]
@@ -25,7 +26,7 @@ def test_smoke(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_attention_beside_torchs(capsys: pytest.CaptureFixture[str]) -> None:
     """Two precisions, each with a bias that learns, one that does not, and without gradients."""
-    run_script("attention.py", "--links", "3", "--times", "1")
+    run_script("fet/attention.py", "--links", "3", "--times", "1")
     assert capsys.readouterr().out.count("| 3 |") == 6
 
 
@@ -57,7 +58,7 @@ def test_on_the_device(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
 def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     """In one line."""
     with pytest.raises(SystemExit) as ended:
-        run_script("gpu.py")
+        run_script("gpu/gpu.py")
 
     assert ended.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers.labelled_cuda import CPU, device_of, labelled_cuda, waits
 from helpers.labelled_runs import RUNS, run, write
-from helpers.secondaries import LINKS, ROWS, WIDTH, LinearBottom, make_secondary
+from helpers.secondaries import LINKS, ROWS, WIDTH, LinearBottom, answer, make_secondary
 
 from securevfl.core.devices import DeviceReads, read_together, reads, to_device
 from securevfl.core.errors import EncodingRangeError, PrivacyError
@@ -120,7 +120,7 @@ def secondary_on_the_device(change: Callable[[torch.Tensor], None]) -> Secondary
 def words_of(secondary: Secondary, due: RoundPlan) -> torch.Tensor:
     """Return what the secondary sends."""
     with read_together() as known:
-        (words,) = known.host(secondary.answer(due))
+        (words,) = known.host(answer(secondary, due))
     return words
 
 
@@ -140,7 +140,7 @@ def test_a_step_that_diverged_is_found_before_the_next_round_leaves() -> None:
     """The step itself waits for nothing."""
     with labelled_cuda():
         secondary = secondary_on_the_device(lambda weight: weight.fill_(1e-3))
-        secondary.answer(plan(1))
+        answer(secondary, plan(1))
         before = waits()
         secondary.learn(plan(1), torch.full((ROWS, LINKS, WIDTH), 3e38))
         assert waits() == before
@@ -163,7 +163,7 @@ def test_a_model_in_half_precision_is_clipped_and_encoded_in_single() -> None:
     half = InHalfPrecision(0.0)
     half.load_state_dict(whole.state_dict())
     parties = [make_secondary(bottom=one) for one in (whole, half)]
-    sent = [party.answer(plan(1)) for party in parties]
+    sent = [answer(party, plan(1)) for party in parties]
     assert not torch.equal(*sent), "half precision rounds"
     gradient = torch.ones(ROWS, LINKS, WIDTH)
     for party in parties:

@@ -1,20 +1,9 @@
-"""Steps from pooled trees to a release (``benchmarks/waterfall.py``): links and full length."""
-
-import runpy
-from typing import Any
+"""Steps from pooled trees to a release (``research/frontier/waterfall.py``): links, full length."""
 
 import numpy as np
-import pytest
-from helpers.scripts import SCRIPTS
 
+from research.frontier.waterfall import at_full_length, matched
 from securevfl.data.tables import PartyTable
-
-
-@pytest.fixture(scope="module")
-def script() -> dict[str, Any]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(SCRIPTS))
-        return runpy.run_path(str(SCRIPTS / "waterfall.py"))
 
 
 def places(keys: list[float], entities: list[int]) -> PartyTable:
@@ -28,20 +17,16 @@ def places(keys: list[float], entities: list[int]) -> PartyTable:
     )
 
 
-def test_a_row_has_its_match_or_the_nearest_of_the_records_that_chose_it(
-    script: dict[str, Any],
-) -> None:
+def test_a_row_has_its_match_or_the_nearest_of_the_records_that_chose_it() -> None:
     own, other = places([0.0, 10.0, 20.0], [5, 6, 7]), places([9.0, 1.0, 10.5], [7, 5, 8])
-    assert script["matched"](own, other, true=True).tolist() == [1, -1, 0]
-    assert script["matched"](own, other, true=False).tolist() == [1, 2, -1]
+    assert matched(own, other, true=True).tolist() == [1, -1, 0]
+    assert matched(own, other, true=False).tolist() == [1, 2, -1]
 
 
-def test_every_vector_has_the_same_length_and_one_score_keeps_its_order(
-    script: dict[str, Any],
-) -> None:
+def test_every_vector_has_the_same_length_and_one_score_keeps_its_order() -> None:
     scores = np.random.default_rng(0).normal(size=(50, 1))
-    angles = script["at_full_length"](scores)
+    angles = at_full_length(scores)
     assert np.allclose(np.linalg.norm(angles, axis=1), 1)
     assert (np.diff(angles[np.argsort(scores[:, 0]), 0]) >= 0).all()
-    several = script["at_full_length"](np.random.default_rng(1).normal(size=(50, 3)))
+    several = at_full_length(np.random.default_rng(1).normal(size=(50, 3)))
     assert np.allclose(np.linalg.norm(several, axis=1), 1)

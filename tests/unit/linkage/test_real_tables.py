@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 from helpers.nearest import nearest_codes, nearest_records, nearest_texts
 
-from securevfl.linkage.spec import LinkageSecret
-from securevfl.stages.bloom.bloom import PointCode, TextCode, encode_keys
+from securevfl.linkage.secret import LinkageSecret
+from securevfl.stages.bloom.codes import PointCode, TextCode, encode_keys
 
 DATA = Path(os.environ.get("SECUREVFL_DATA", "no data"))
 SECRET = LinkageSecret(b"s" * 32)
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(
 def test_people_find_themselves() -> None:
     """The first 400 of 5,000 people of febrl, by 1,024-bit codes and by edits: at least 99.5 %.
 
-    All 5,000 take minutes (``benchmarks/linkage_recall.py``: 1.000 and 0.9998).
+    All 5,000 take minutes (``research/linkage/recall.py``: 1.000 and 0.9998).
     """
     tables = [
         pd.read_csv(DATA / "febrl" / f"{name}.csv.gz", dtype=str, keep_default_na=False)

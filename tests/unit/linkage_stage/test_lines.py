@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from securevfl.core.errors import ProtocolError
-from securevfl.linkage.stage.messages import LinkingKind
+from securevfl.stages.encrypted_linkage.block_messages import BlockKind
 from securevfl.transport.channels import (
     CallerChannels,
     SealedChannel,
@@ -19,7 +19,7 @@ from securevfl.transport.star import SecondaryTransport
 
 RANKS = {"agency": 0, "bank": 1, "dealer": 2}
 SESSION = bytes(16)
-KINDS = (LinkingKind.LINK_DEALING, StarKind.SEALED)
+KINDS = (BlockKind.LINK_DEALING, StarKind.SEALED)
 
 
 class Relayed(SecondaryTransport):
@@ -57,7 +57,7 @@ def test_two_stages_of_a_session_never_seal_under_one_number() -> None:
     Two letters under one number would show their difference to the primary that relays them.
     """
     theirs, mine = ends()
-    message = Message(kind=LinkingKind.LINK_DEALING, tensors={"mask": np.arange(6, dtype=np.int64)})
+    message = Message(kind=BlockKind.LINK_DEALING, tensors={"mask": np.arange(6, dtype=np.int64)})
     letters = []
     for _ in range(2):
         out, back = Relayed("dealer"), Relayed("bank")
@@ -65,7 +65,7 @@ def test_two_stages_of_a_session_never_seal_under_one_number() -> None:
         letter = SealedTo.from_message(out.sent[0])
         letters.append(letter.sealed.tobytes())
         back.due.append(SealedFrom(rank=RANKS["dealer"], sealed=letter.sealed).to_message())
-        opened = lines(back, theirs).receive("dealer", LinkingKind.LINK_DEALING)
+        opened = lines(back, theirs).receive("dealer", BlockKind.LINK_DEALING)
         assert (opened.tensors["mask"] == np.arange(6)).all()
     same = np.frombuffer(letters[0], np.uint8) == np.frombuffer(letters[1], np.uint8)
     # Of letters with two key streams one byte in 256 is equal; of one stream almost all.
@@ -76,12 +76,12 @@ def test_a_letter_of_somebody_who_takes_no_part_is_refused() -> None:
     """A party that the stage does not know has no say in it, though the session has its line."""
     theirs, mine = ends()
     out, back = Relayed("dealer"), Relayed("bank")
-    lines(out, mine).send(Message(kind=LinkingKind.LINK_DEALING), "bank")
+    lines(out, mine).send(Message(kind=BlockKind.LINK_DEALING), "bank")
     sealed = SealedTo.from_message(out.sent[0]).sealed
     back.due.append(SealedFrom(rank=RANKS["dealer"], sealed=sealed).to_message())
     without = {name: rank for name, rank in RANKS.items() if name != "dealer"}
     with pytest.raises(ProtocolError, match="relayed a message of nobody"):
-        lines(back, theirs, without).receive("agency", LinkingKind.LINK_DEALING)
+        lines(back, theirs, without).receive("agency", BlockKind.LINK_DEALING)
 
 
 def test_what_comes_before_its_turn_is_bounded() -> None:

@@ -20,8 +20,10 @@ from securevfl.linkage.metrics.metric import Field, numbers_of
 from securevfl.linkage.protections.plaintext import LinkKeys
 from securevfl.linkage.sampling import FixedLinks
 from securevfl.linkage.spec import SimilaritySpec
-from securevfl.linkage.stage.link_cache import CachedLinks, LinkCache, similar_links
-from securevfl.linkage.stage.linking import Linker, protection_of
+from securevfl.linkage.stage.link_cache import CachedLinks, LinkCache
+from securevfl.linkage.stage.linkage_parts import protection_of
+from securevfl.linkage.stage.linking import Linker
+from securevfl.linkage.stage.noised_similarities import similar_links
 
 
 def links_of(protection: str, **changes: Any) -> LinkTable:

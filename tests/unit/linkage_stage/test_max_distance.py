@@ -20,12 +20,13 @@ from securevfl.linkage.metrics.metric import Field
 from securevfl.linkage.sampling import FixedLinks, PickedLinks
 from securevfl.linkage.spec import ChoiceSpec
 from securevfl.linkage.stage.link_cache import links_key
-from securevfl.linkage.stage.linking import Linker, reveals_of
+from securevfl.linkage.stage.linkage_parts import reveals_of
+from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
-from securevfl.stages.encrypted_linkage import paillier
+from securevfl.stages.encrypted_linkage import homomorphic, paillier
 
 FIELDS = (Field(name="lon", kind="text", weight=2.0), Field(name="lat", kind="exact"))
 METRICS: dict[str, tuple[dict[str, Any], float]] = {
@@ -68,7 +69,9 @@ def test_parties_find_the_near_links_of_one_process(
 ) -> None:
     """Whoever ranks leaves out the far ones; the secondary still sees no distance."""
     limit = 300.0 if protection == "bloom" else 0.6
-    monkeypatch.setattr(paillier, "Keyholder", partial(paillier.Keyholder, insecure_short_key=True))
+    monkeypatch.setattr(
+        paillier, "Keyholder", partial(homomorphic.Keyholder, insecure_short_key=True)
+    )
     spec = hidden_spec(protection, max_distance=limit, links_per_record=cap, key_bits=SHORT_KEY)
     sizes = {"agency": 60, "bank": 40, "shop": 30}
     if protection == "paillier":

@@ -10,15 +10,19 @@ from helpers.linking import hidden_spec
 
 from securevfl.core.errors import ProtocolError
 from securevfl.linkage.sampling import EligiblePairs
-from securevfl.linkage.stage.linking import PROTECTIONS
+from securevfl.linkage.stage.linkage_parts import PROTECTIONS
 from securevfl.linkage.stage.messages import LinkingKind, Lists, OwnSimilarities
-from securevfl.stages.bloom.hashes import Codes
-from securevfl.stages.encrypted_linkage.blocks import RecordBlocks, RowBlocks, Shapes, Turn, cut
-from securevfl.stages.encrypted_linkage.paillier import (
-    EncryptedDistances,
-    EncryptedRows,
-    PackedRows,
+from securevfl.stages.bloom.by_codes import Codes
+from securevfl.stages.encrypted_linkage.block_messages import (
+    BlockKind,
+    RecordBlocks,
+    RowBlocks,
+    Shapes,
+    Turn,
+    cut,
 )
+from securevfl.stages.encrypted_linkage.homomorphic import PackedRows
+from securevfl.stages.encrypted_linkage.paillier import EncryptedDistances, EncryptedRows
 from securevfl.stages.encrypted_linkage.shares import DealerTurn
 from securevfl.transport.message import Message, StarKind
 
@@ -145,7 +149,7 @@ REFUSED: dict[str, tuple[Callable[[Message], Any], Message, str]] = {
     ),
     "a tag too many": (
         lambda message: Turn.from_message(message, name="bank", neighbours=4),
-        Message(kind=LinkingKind.LINK_TURN, meta={"records": 9, "tags": ["a", "b", "c"]}),
+        Message(kind=BlockKind.LINK_TURN, meta={"records": 9, "tags": ["a", "b", "c"]}),
         "3 tags",
     ),
     "codes of another length": (
@@ -197,5 +201,5 @@ def test_lines_let_in_what_a_protection_says() -> None:
         LinkingKind.LINKED_ROWS,
     }
     assert StarKind.SEALED in PROTECTIONS["bloom"].kinds
-    assert LinkingKind.LINK_SHARE not in PROTECTIONS["bloom"].kinds
-    assert LinkingKind.LINK_CIPHERS not in PROTECTIONS["shares"].kinds
+    assert BlockKind.LINK_SHARE not in PROTECTIONS["bloom"].kinds
+    assert BlockKind.LINK_CIPHERS not in PROTECTIONS["shares"].kinds

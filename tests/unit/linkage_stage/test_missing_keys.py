@@ -10,12 +10,13 @@ import pytest
 from helpers.linking import HELPERS, link_spec
 
 from securevfl.core.errors import DataError
+from securevfl.data.frames import from_frame
 from securevfl.data.keys_and_labels import read_key_table
-from securevfl.data.party_tables import from_frame
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.metrics.metric import Field, KeySpec
 from securevfl.linkage.spec import LinkSpec
-from securevfl.linkage.stage.linking import METRICS, Linker
+from securevfl.linkage.stage.linkage_parts import METRICS
+from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.linkage.text import Spelling
 

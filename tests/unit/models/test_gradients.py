@@ -9,10 +9,9 @@ from torch import Tensor, nn
 
 from securevfl.federation.messages import RoundPlan
 from securevfl.federation.rounds.in_process import SimulatedExchange
-from securevfl.federation.rounds.primaries import split_average
 from securevfl.federation.rounds.release import SecondaryRelease
 from securevfl.federation.rounds.secondary import Secondary, SecondaryData
-from securevfl.federation.rounds.updates import DropoutStream
+from securevfl.federation.rounds.updates import DropoutStream, set_gradients
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.sampling import FixedLinks
 from securevfl.models.optimisers import PacedOptimizer
@@ -42,7 +41,10 @@ def test_a_round_gives_the_gradients_of_one_graph(label: str, secondaries: int) 
     exchange = SimulatedExchange(parties, network.aggregation.cut)
     rows = np.arange(len(network.inputs.targets), dtype=np.int64)
     plan = RoundPlan(round_number=1, rows=rows, active=tuple(parties), purpose="train")
-    network.squares(network.outputs(split_average(exchange, plan))).backward()
+    average = exchange.release(plan).requires_grad_()
+    loss = network.squares(network.outputs(average))
+    (gradient,) = set_gradients(loss, list(network.top.parameters()), average)
+    exchange.return_gradient(plan, gradient)
 
     got: list[Tensor | None] = [
         (start - part.detach()) / RATE

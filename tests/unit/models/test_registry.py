@@ -8,8 +8,8 @@ import pytest
 from helpers.installed import register
 
 import securevfl as sv
-from securevfl.config.methods import IN_ONE_PLACE, known_methods
 from securevfl.core.errors import ConfigError
+from securevfl.lab.methods import IN_ONE_PLACE, known_methods
 from securevfl.models.family import FamilySettings
 from securevfl.models.registry import (
     FAMILIES,

@@ -84,14 +84,17 @@ def test_a_reveal_copies_no_words() -> None:
     sent = []
 
     class Wire:
-        def send_words(self, _round_number: int, share: torch.Tensor) -> None:
-            sent.append(share.data_ptr())
+        def __init__(self, *, masked: bool) -> None:
+            self.masked = masked
 
-        def add_words(self, _round_number: int, total: torch.Tensor, _ranks: object) -> None:
-            total += 10
+        def carry(self, _round_number: int, share: torch.Tensor, _ranks: object) -> None:
+            if self.masked:
+                sent.append(share.data_ptr())
+            else:
+                share += 10
 
-    CrypTenSumTo(Wire(), PairwiseMasks(1, {}))(words[1], round_number=1, active=(1,))
-    total = CrypTenSumTo(Wire(), None)(words[0], round_number=1, active=(1,))
+    CrypTenSumTo(Wire(masked=True), PairwiseMasks(1, {}))(words[1], round_number=1, active=(1,))
+    total = CrypTenSumTo(Wire(masked=False), None)(words[0], round_number=1, active=(1,))
 
     assert sent == [words[1].data_ptr()]
     assert total is not None
@@ -187,18 +190,16 @@ def test_crypten_finds_no_communicator_outside_a_reveal() -> None:
 
 
 def test_words_leave_a_secondary_under_masks_alone() -> None:
-    """Who has none collects, which a secondary's wire refuses; who has some sends under them."""
+    """A secondary without masks is refused, and so is a primary with some."""
     star, keys = QueueStar((1, 2)), random_pair_keys((1, 2))
     transport = object.__new__(SecondaryTransport)
     words = torch.ones(4, dtype=torch.int64)
 
-    with pytest.raises(NotImplementedError, match="only the primary collects"):
-        CrypTenSumTo(SecondaryWire(transport), None)(words.clone(), round_number=1, active=(1, 2))
+    with pytest.raises(ProtocolError, match="under masks alone"):
+        CrypTenSumTo(SecondaryWire(transport), None)
     primary = PrimaryWire(object.__new__(PrimaryTransport), {}, 1.0)
-    with pytest.raises(NotImplementedError, match="sends none"):
-        CrypTenSumTo(primary, PairwiseMasks(1, keys[1]))(
-            words.clone(), round_number=1, active=(1, 2)
-        )
+    with pytest.raises(ProtocolError, match="the primary masks none"):
+        CrypTenSumTo(primary, PairwiseMasks(1, keys[1]))
     CrypTenSumTo(star.wire(2), PairwiseMasks(2, keys[2]))(words, round_number=1, active=(1, 2))
     assert not (star.seen[2][0] == torch.ones(4)).any()
 

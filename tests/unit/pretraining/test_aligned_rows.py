@@ -22,7 +22,7 @@ from securevfl.data.rows import split_rows
 from securevfl.desk.report.page import write_report
 from securevfl.desk.setup.check import check_federation
 from securevfl.federation.over_star import serve
-from securevfl.federation.rounds.primaries import NetworkPrimary
+from securevfl.federation.rounds.network_primary import NetworkPrimary
 from securevfl.federation.rounds.secondary import SecondaryData
 from securevfl.federation.run_plan import plan_run, run_facts
 from securevfl.federation.session.request_validator import RequestValidator, SessionLimits

@@ -15,7 +15,7 @@ from securevfl import RunResult
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.core.progress import ProgressEvent, RowsReleased, unheard
 from securevfl.federation.checkpoint import read_state
-from securevfl.federation.rounds.exchanges import CachedRows
+from securevfl.federation.rounds.kept_rounds import CachedRows
 from securevfl.federation.rounds.release import CachedRelease
 from securevfl.federation.run_plan import ROUNDS_AHEAD
 from securevfl.testing import run_in_process, write_federation
@@ -99,9 +99,9 @@ POINTS = {
     "bank-1 has kept its encoder and no row": (CachedRelease, "settle", 1, True),
     "bank-1 has noted what is asked for": (CachedRelease, "_write", 2, True),
     "the first round is booked by nobody but the primary": (CachedRelease, "charge", 1, False),
-    "bank-1 has booked and not answered": (CachedRelease, "answered", 3, False),
-    "bank-1 has answered, bank-2 was not asked": (CachedRelease, "answered", 3, True),
-    "bank-2 has booked and not answered": (CachedRelease, "answered", 4, False),
+    "bank-1 has booked and not answered": (CachedRelease, "keep_answer", 3, False),
+    "bank-1 has answered, bank-2 was not asked": (CachedRelease, "keep_answer", 3, True),
+    "bank-2 has booked and not answered": (CachedRelease, "keep_answer", 4, False),
     "all have answered, the primary has kept nothing": (CachedRows, "keep", 2, False),
     "the primary has kept a round": (CachedRows, "keep", 2, True),
     "the primary has kept the last round": (CachedRows, "keep", ROUNDS, True),

@@ -20,8 +20,8 @@ from sklearn.svm import LinearSVC
 
 import securevfl as sv
 from securevfl.core.errors import ConfigError
-from securevfl.federation.rounds.exchanges import CachedRows
-from securevfl.federation.rounds.primaries import FittedPrimary
+from securevfl.federation.rounds.fitted_primary import FittedPrimary
+from securevfl.federation.rounds.kept_rounds import CachedRows
 from securevfl.models.alone.margins import OwnInputs, cross_fit
 from securevfl.models.fitted_top import FittedTop
 from securevfl.models.tasks import TaskHead

@@ -1,6 +1,5 @@
 """Placebos: the same training without what partners know, and what they say of a gain."""
 
-import runpy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,34 +8,37 @@ import numpy as np
 import pytest
 import torch
 
+from research.local_baseline import null_partners
 from securevfl import RunResult
 from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import parse_federation
 from securevfl.core.conventions import stream
 from securevfl.data.tables import PartyTable
+from securevfl.federation.base import Base
 from securevfl.federation.rounds.primary import Primary
-from securevfl.runtime.primary_run import OwnModels
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.simulation import simulate_federation
-from securevfl.testing import run_in_process
-
-SCRIPT = Path(__file__).parents[3] / "benchmarks" / "null_partners.py"
-NULL = runpy.run_path(str(SCRIPT))
 
 
 def federation(
     partner: str, *, seed: int, method: str = "fedsim", rows: int = 240
 ) -> tuple[FederationConfig, dict[str, PartyTable]]:
     """Return a table's federation of the study of partners that know nothing."""
-    task, parties = NULL["tables"](partner, rows=rows, seed=seed)
-    config = parse_federation(NULL["source"](method, task, seed, 0.4), file="test")
+    task, parties = null_partners.tables(partner, rows=rows, seed=seed)
+    config = parse_federation(null_partners.source(method, task, seed, 0.4), file="test")
     return config, {table.name: table for table in parties}
 
 
 def simulated(
-    config: FederationConfig, tables: dict[str, PartyTable], out: Path, **options: Any
+    config: FederationConfig,
+    tables: dict[str, PartyTable],
+    out: Path,
+    *,
+    fitted_base: Base | None = None,
+    **how: Any,
 ) -> RunResult:
-    return run_in_process(config, out, tables=tables, **{"with_alone": True, **options})
+    options = RunOptions(run_folder=out, fitted_base=fitted_base)
+    return simulate_federation(config, tables, options, **how)
 
 
 def test_a_network_that_gains_without_partners_does_not_answer(
@@ -103,9 +105,7 @@ def test_a_base_of_other_rows_is_not_taken(tmp_path: Path) -> None:
     other = replace(config, federation=replace(config.federation, seed=9))
     fitted = simulated(other, tables, tmp_path / "other").base
     own = simulated(config, tables, tmp_path / "own")
-    again = simulate_federation(
-        config, tables, RunOptions(run_folder=tmp_path / "again"), own=OwnModels(fitted=fitted)
-    )
+    again = simulated(config, tables, tmp_path / "again", fitted_base=fitted)
 
     assert again.base is not None
     assert own.base is not None

@@ -19,16 +19,25 @@ from securevfl.data.rows import consecutive_batches
 from securevfl.desk.report.page import write_report
 from securevfl.federation.checkpoint import StateFolder
 from securevfl.federation.messages import RoundPlan
-from securevfl.federation.rounds.exchanges import ReleasedRows
-from securevfl.federation.run_plan import RoundCounter, RunPlan, plan_run, run_facts
+from securevfl.federation.rounds.cut import CutLayer
+from securevfl.federation.rounds.exchanges import RoundExchange
+from securevfl.federation.rounds.kept_rounds import CachedTestRounds
+from securevfl.federation.run_plan import RunPlan, plan_run, run_facts
+from securevfl.federation.session.peers import PeersHere
 from securevfl.lab.contribution import contribution
 from securevfl.ledger.ledger import Ledger
-from securevfl.runtime import primary_run
-from securevfl.runtime.primary_run import KeptTestRounds
-from securevfl.runtime.run_folder import UNTESTED
+from securevfl.mpc.codec import RingFormat
+from securevfl.runtime import remaining_budget
+from securevfl.runtime.metrics_file import UNTESTED
 from securevfl.testing import read_tables, run_in_process, write_federation
 
 EPOCHS = 3
+CUT = CutLayer(
+    ring=RingFormat.choose(clip_norm=1.0, noise_share_std=0.0, parties=2),
+    slots=1,
+    shape=(1, 8),
+    clip_norm=1.0,
+)
 TRAINED = {"epsilon": 20.0, "delta": 1e-4, "encoder": "trained"}
 DP_TRAINED = {
     "epsilon": 40.0,
@@ -126,18 +135,18 @@ def test_room_stays_for_an_end_after_a_loss(privacy: dict[str, Any], tmp_path: P
                 ledger.charge(round_number=next(rounds), rows=rows, purpose=part)
 
     def tests_fit(ledger: Ledger) -> bool:
-        return primary_run.for_test_rounds(ledger, [5, 5, 2])
+        return remaining_budget.covers_test_rounds(ledger, [5, 5, 2])
 
     ledger = opened()
     for _ in range(EPOCHS):
-        assert primary_run.for_an_epoch(plan, split, ledger)
+        assert remaining_budget.covers_epoch(plan, split, ledger)
         charge(ledger, "train", "validation")
     assert tests_fit(ledger)
     ledger.close()
 
     # Lost before the last epoch was saved: it is not trained again, and testing fits.
     ledger = opened()
-    assert not primary_run.for_an_epoch(plan, split, ledger)
+    assert not remaining_budget.covers_epoch(plan, split, ledger)
     assert tests_fit(ledger)
     charge(ledger, "test")
     ledger.close()
@@ -155,12 +164,19 @@ def test_room_stays_for_an_end_after_a_loss(privacy: dict[str, Any], tmp_path: P
     ledger.close()
 
 
-class Secondaries(ReleasedRows):
+class Silent(PeersHere):
+    """Secondaries that take any message and answer none."""
+
+    def tell(self, message: object, ranks: object = None) -> None:
+        del message, ranks
+
+
+class Secondaries(RoundExchange):
     """Answer with the rows' ids, until the session is lost."""
 
     def __init__(self, ranks: tuple[int, ...] = (1, 2), *, rounds: int = 100) -> None:
-        ids = torch.arange(60.0).reshape(-1, 1, 1).expand(-1, 1, 8)
-        super().__init__(ids, ranks=ranks, rounds=RoundCounter(), device=torch.device("cpu"))
+        peers = Silent({rank: {} for rank in ranks})
+        super().__init__(peers, CUT, device=torch.device("cpu"))
         self.asked: list[list[int]] = []
         self._left = rounds
 
@@ -169,7 +185,7 @@ class Secondaries(ReleasedRows):
             raise PowerCutError
         self._left -= 1
         self.asked.append(plan.rows.tolist())
-        return super().average(plan)
+        return torch.from_numpy(plan.rows).float().reshape(-1, 1, 1).repeat(1, 1, 8)
 
 
 PARTS = [np.arange(0, 5), np.arange(5, 10), np.arange(10, 12)]
@@ -182,20 +198,14 @@ def asked(folder: Path, secondaries: Secondaries, weight: float) -> list[int]:
     top = nn.Linear(1, 1)
     nn.init.constant_(top.weight, weight)
     nn.init.zeros_(top.bias)
-    kept = KeptTestRounds(
-        secondaries,
-        files,
-        [torch.from_numpy(part) for part in PARTS],
-        top=top,
-        shape=(1, 8),
-        device=torch.device("cpu"),
-    )
+    kept = CachedTestRounds(files, PARTS, top=top, ranks=secondaries.ranks, shape=(1, 8))
+    secondaries.test_rounds = kept
     missing = kept.missing()
     plans = (
         RoundPlan(round_number=number, rows=rows, active=secondaries.ranks, purpose="test")
         for number, rows in enumerate(PARTS, 1)
     )
-    found = torch.cat([average for _, average in kept.release_each(plans)])
+    found = torch.cat([average for _, average in secondaries.release_each(plans)])
     assert found[:, 0, 0].tolist() == list(range(12))
     return missing
 

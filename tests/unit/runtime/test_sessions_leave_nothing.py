@@ -20,12 +20,12 @@ from helpers.star import together
 
 from securevfl import read_federation
 from securevfl.core.progress import RoundDone, SessionLost
-from securevfl.federation.rounds.primaries import NetworkPrimary
+from securevfl.federation.rounds.network_primary import NetworkPrimary
 from securevfl.federation.rounds.secondary import Secondary
 from securevfl.federation.session.party_files import PartyFiles
 from securevfl.ledger.ledger import Ledger
 from securevfl.runtime.launching import run_party
-from securevfl.runtime.run_folder import RunFigures
+from securevfl.runtime.metrics_file import RunFigures
 from securevfl.runtime.run_options import PartyJob
 from securevfl.testing import save_federation, write_federation
 from securevfl.transport.identity import provision

@@ -23,7 +23,7 @@ from securevfl import read_federation
 from securevfl.core.errors import PartyFailedError
 from securevfl.ledger.ledger import summary_of
 from securevfl.runtime.entry import simulate
-from securevfl.runtime.predicting import PredictionSession
+from securevfl.runtime.prediction_session import PredictionSession
 from securevfl.runtime.trained_run import predict, trained_run
 from securevfl.serving.guard import token_of
 from securevfl.serving.opening import Opened, in_process

@@ -14,7 +14,7 @@ import torch
 from helpers.patience import PATIENCE_S
 
 from securevfl.data.tables import PartyTable
-from securevfl.runtime.predicting import NotFiniteError, require_finite_outputs
+from securevfl.runtime.new_rows import NotFiniteError, require_finite_outputs
 from securevfl.serving.guard import Guard, Rate
 from securevfl.serving.json_rows import (
     MOST_LINES,

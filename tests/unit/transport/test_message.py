@@ -7,9 +7,12 @@ from securevfl.federation.messages import RoundKind
 from securevfl.ledger.countersigning import LedgerKind
 from securevfl.linkage.stage.messages import LinkingKind
 from securevfl.stages.assist.assisted_boosting import AssistKind
+from securevfl.stages.bloom.by_codes import CodeKind
 from securevfl.stages.class_means.class_means_stage import ClassMeansKind
+from securevfl.stages.encrypted_linkage.block_messages import BlockKind
 from securevfl.stages.pretraining.pretraining_secondary import PretrainingKind
 from securevfl.stages.programs.computing import ComputingKind
+from securevfl.stages.psi.psi import PsiKind
 from securevfl.transport.message import Message, MessageKind, StarKind, kind_of
 
 SHARE = Message(
@@ -22,8 +25,7 @@ SHARE = Message(
 
 KINDS = (
     *(StarKind, RoundKind, LedgerKind, LinkingKind, PretrainingKind, AssistKind, ClassMeansKind),
-    CheckKind,
-    ComputingKind,
+    *(CheckKind, ComputingKind, CodeKind, BlockKind, PsiKind),
 )
 
 

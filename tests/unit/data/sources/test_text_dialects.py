@@ -180,7 +180,7 @@ BAD = {
     "a long row": (b"id,a\n1,2\n1,2,3\n", {}, "line 3 has 3 cells instead of 2"),
     "a short header": (b"id,a\n1,2\n", {"header": ("id",)}, "names 1 columns"),
     "two headers": (b"id,a\n1,2\n", {"header": ("id", "a")}, "leave reading.header out"),
-    "a database's": (b"id,a\n1,2\n", {"table": "t"}, "goes with a workbook or a database alone"),
+    "a database's": (b"id,a\n1,2\n", {"table": "t"}, "goes with a database or a workbook alone"),
 }
 
 
@@ -328,7 +328,7 @@ def test_a_header_without_an_end_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not called one with too few names."""
-    monkeypatch.setattr("securevfl.data.sources.text_files._LONGEST_HEAD", 1 << 18)
+    monkeypatch.setattr("securevfl.data.sources.dialects._LONGEST_HEAD", 1 << 18)
     (tmp_path / "t.csv").write_text("a," * (1 << 18))
     assert "its first 3 lines are longer than 0 MiB" in refusal(tmp_path / "t.csv")
 
