@@ -70,8 +70,6 @@ def test_a_command_writes_json_lines(tmp_path: Path, capfd: pytest.CaptureFixtur
     fed = write_federation(
         tmp_path,
         rows=60,
-        model={"family": "top1sim"},
-        base={"estimator": "linear"},
         training={"epochs": 1, "batch_size": 16},
     )
     path = tmp_path / "log.jsonl"

@@ -239,8 +239,8 @@ def cut_in_the_last_epoch(path: Path, out: Path, **changed: Any) -> RunResult:
             raise PowerCutError
 
     with pytest.raises(PowerCutError):
-        run_in_process(path, out, observe=observe, **changed)
-    return run_in_process(path, out, resume=True, **changed)
+        run_in_process(path, out, **{**changed, "observe": observe})
+    return run_in_process(path, out, **{**changed, "resume": True})
 
 
 def test_a_run_that_waits_tests_what_it_has_trained(tmp_path: Path) -> None:
