@@ -551,7 +551,7 @@ RUN_FILES = ("metrics.json", "history.csv", "federation.toml", "parties/bank-1/l
 
 def test_folder_of_a_run_that_released_nothing(tmp_path: Path, capfd: Capture) -> None:
     """After a mistake that was found in time, the same command works in the same folder."""
-    path = write_federation(tmp_path, **QUICK)
+    path = write_federation(tmp_path, **SMALL)
     frame = pd.read_csv(tmp_path / "bank-2.csv")
     edit(tmp_path, "bank-2", first(3))
     assert simulated(capfd, path).code == 2
