@@ -9,7 +9,7 @@ from securevfl.core.lazy_names import on_first_use
 from securevfl.version import __version__
 
 if TYPE_CHECKING:
-    from securevfl import callbacks, data, dp, linkage, models, mpc
+    from securevfl import callbacks, data, dp, linkage, models, mpc, testing
     from securevfl.config.encoder import EncoderSettings
     from securevfl.config.linkage import LinkageSettings
     from securevfl.config.presets import preset
@@ -66,6 +66,7 @@ __all__ = [
     "read_federation",
     "simulate",
     "sweep",
+    "testing",
     "train",
 ]
 

@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("securevfl", "securevfl.dp", "securevfl.data", "securevfl.models")
+PACKAGES = ("securevfl", "securevfl.dp", "securevfl.data", "securevfl.models", "securevfl.testing")
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import securevfl
-from securevfl.core.errors import SecureVflError
+from securevfl import SecureVflError
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/errors.md").read_text(encoding="utf-8")

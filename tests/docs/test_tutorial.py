@@ -10,7 +10,7 @@ import pytest
 from helpers.command_line import Ended, securevfl
 from helpers.warm import printed
 
-from securevfl.config.reading import read_federation
+from securevfl import read_federation
 
 PAGE = (Path(__file__).parents[2] / "docs/tutorial.md").read_text(encoding="utf-8")
 Capture = pytest.CaptureFixture[str]

@@ -5,19 +5,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers.federations import write_federation
 from torch import Tensor
 
-from securevfl.config.reading import read_federation
+from securevfl import read_federation
 from securevfl.core.errors import ConfigError, EncodingRangeError
 from securevfl.federation import run_plan
 from securevfl.federation.rounds.aggregation import AGGREGATIONS, MeanOfRows
 from securevfl.federation.run_facts import RunFacts
 from securevfl.federation.run_plan import plan_run
 from securevfl.models.fet.family import FeTFamily
-from securevfl.runtime.run_options import RunOptions
-from securevfl.runtime.run_tables import read_tables
-from securevfl.runtime.simulation import simulate_federation
+from securevfl.testing import run_in_process, write_federation
 
 FACTS = RunFacts(rows=60, train_rows=42, validation_rows=6, test_rows=12)
 
@@ -46,12 +43,7 @@ def _known(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_run_trains_through_it(tmp_path: Path) -> None:
     """Every round clips and encodes with it, and the gradient goes back through what it kept."""
     config = read_federation(write_federation(tmp_path, rows=60))
-    result = simulate_federation(
-        config,
-        read_tables(config, tmp_path),
-        RunOptions(run_folder=tmp_path / "run"),
-        with_alone=False,
-    )
+    result = run_in_process(config, tmp_path / "run", data_root=tmp_path)
     assert len(result.losses) == 4
     assert np.isfinite(result.losses).all()
 

@@ -11,18 +11,15 @@ import numpy as np
 import pytest
 import torch
 from helpers.built import built, write_tables
-from helpers.federations import FROZEN, save, write_federation
+from helpers.federations import FROZEN
 from helpers.installed import install, register
 from helpers.warm import printed
 
 import securevfl as sv
-from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, PrivacyError
-from securevfl.dp.privacy import Privacy
+from securevfl.dp import Privacy
 from securevfl.models.registry import GROUP, load_family
-from securevfl.runtime.run_options import RunOptions
-from securevfl.runtime.run_tables import read_tables
-from securevfl.runtime.simulation import simulate_federation
+from securevfl.testing import run_in_process, save_federation, write_federation
 
 PACKAGE = Path(__file__).with_name("family_package")
 MODEL = {"family": "average", "neighbours": 3, "hidden": 8}
@@ -117,10 +114,8 @@ def simulated(folder: Path, encoder: str, family: str) -> dict[str, Any]:
     source = tomllib.loads(path.read_text())
     for party in source["party"]:
         party |= {"scaling": "bounds", "bounds": [-4.0, 4.0]}
-    config = read_federation(save(folder, source))
-    tables = read_tables(config, folder)
-    metrics: dict[str, Any] = simulate_federation(
-        config, tables, RunOptions(run_folder=folder / "run"), with_alone=False
+    metrics: dict[str, Any] = run_in_process(
+        save_federation(folder, source), folder / "run"
     ).metrics
     return metrics
 
@@ -250,4 +245,4 @@ def test_its_settings_are_checked(
     """By the fields of its dataclass, and by what all families have in common."""
     monkeypatch.syspath_prepend(site)
     with pytest.raises(ConfigError, match=complaint):
-        read_federation(write_federation(tmp_path, rows=60, model={**MODEL, **change}))
+        sv.read_federation(write_federation(tmp_path, rows=60, model={**MODEL, **change}))

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.federations import write_federation
 from torch import nn
 
 import securevfl as sv
 from securevfl.core.errors import ConfigError
 from securevfl.models import registry
+from securevfl.testing import write_federation
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_family.py"
 

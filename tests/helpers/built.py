@@ -11,12 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import torch
-from helpers.federations import KEYS, save, write_federation
 from helpers.secondaries import answer
 from torch import Tensor
 
+from securevfl import read_federation
 from securevfl.config.federation import link_spec
-from securevfl.config.reading import read_federation
 from securevfl.data.rows import RowSplit
 from securevfl.federation.build import build_secondary
 from securevfl.federation.messages import EpochMark, RoundPlan
@@ -26,7 +25,7 @@ from securevfl.federation.run_plan import Purpose, RunPlan, plan_run
 from securevfl.federation.session.party_files import PartyFiles
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
-from securevfl.runtime.run_tables import read_tables
+from securevfl.testing import read_tables, save_federation, write_federation
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -131,10 +130,10 @@ def write_tables(
     """
     path = write_federation(folder, secondaries=2, rows=len(features), **sections)
     names = [f"f{axis}" for axis in range(features.shape[1])]
-    keys = pd.read_csv(folder / "agency.csv")[KEYS]
+    keys = pd.read_csv(folder / "agency.csv")[["lon", "lat"]]
     frame = pd.concat([keys, pd.DataFrame(features, columns=names)], axis=1)
     source = dict(read_federation(path).source)
     for party in source["party"][1:]:
         frame.to_csv(folder / party["data"], index=False)
         party |= {"scaling": "bounds", "bounds": [-1.0, 1.0]}
-    return save(folder, source)
+    return save_federation(folder, source)

@@ -13,7 +13,8 @@ from typing import Any, Final
 
 from helpers.vector_groups import GROUPS
 
-from securevfl.core.errors import ConfigError, SecureVflError
+from securevfl import SecureVflError
+from securevfl.core.errors import ConfigError
 
 _TOLERANCES: Final = frozenset(
     ("abs_tol", "rel_tol", "abs_tol_low", "abs_tol_high", "rel_tol_low", "rel_tol_high")

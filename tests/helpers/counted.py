@@ -15,13 +15,12 @@ from unittest import mock
 import numpy as np
 import pandas as pd
 import torch
-from helpers.federations import save, write_federation
 from helpers.removal import Silent
 from helpers.secondaries import answer
 from torch import Tensor
 
+from securevfl import read_federation
 from securevfl.config.federation import FederationConfig, link_spec
-from securevfl.config.reading import read_federation
 from securevfl.data.tables import KeyTable
 from securevfl.federation import build
 from securevfl.federation.messages import RoundPlan
@@ -33,7 +32,7 @@ from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.mpc.codec import decode_sum
-from securevfl.runtime.run_tables import read_tables
+from securevfl.testing import read_tables, save_federation, write_federation
 
 MODEL = "5" * 32
 CAP = 2
@@ -70,7 +69,7 @@ def write_counted(folder: Path, *, releases: int, rows: int = 24, **privacy: Any
         party |= {"scaling": "bounds", "bounds": [-0.3, 0.3]}
         table = folder / party["data"]
         pd.read_csv(table).head(rows // 3).to_csv(table, index=False)
-    return save(folder, source)
+    return save_federation(folder, source)
 
 
 class Answering:

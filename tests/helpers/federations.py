@@ -1,72 +1,17 @@
-"""Small federations on made-up tables, for tests of whole runs."""
+"""A federation whose parties know the same people in part only, and a promise for small ones."""
 
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import tomli_w
 from helpers.patience import PATIENCE_S
 
+from securevfl import testing
+
+save, write_federation = testing.save_federation, testing.write_federation
+
 ROWS = 240
-KEYS = ["lon", "lat"]
-
-
-def write_federation(
-    folder: Path, *, secondaries: int = 2, rows: int = ROWS, **sections: dict[str, Any]
-) -> Path:
-    """Write tables and ``fed.toml`` to ``folder``; ``sections`` update those of the file.
-
-    A model of another family takes the place of the default one, and so do privacy settings.
-
-    The label depends on the primary's first feature and on every secondary's, and keys of one
-    entity are nearly equal at all parties, so that the joint model has something to learn. Rows are
-    split at random, as for the figures that are kept.
-    """
-    random = np.random.default_rng(7)
-    keys = random.uniform(0, 10, (rows, len(KEYS)))
-    own = random.normal(size=(rows, 3))
-    theirs = [random.normal(size=(rows, 3)) for _ in range(secondaries)]
-    signal = own[:, 0] + sum(table[:, 0] for table in theirs)
-    parties = []
-    for number, features in enumerate([own, *theirs]):
-        name = f"bank-{number}" if number else "agency"
-        order = random.permutation(rows) if number else np.arange(rows)
-        noisy = keys + random.normal(scale=0.01, size=keys.shape)
-        columns = {**dict(zip(KEYS, noisy.T, strict=True))}
-        columns.update({f"x{axis}": features[:, axis] for axis in range(features.shape[1])})
-        frame = pd.DataFrame(columns)
-        if not number:
-            frame["y"] = (signal > 0).astype(int) + (signal > 1.5)
-        frame.iloc[order].to_csv(folder / f"{name}.csv", index=False)
-        party = {"name": name, "role": "secondary", "data": f"{name}.csv", "key": KEYS}
-        if not number:
-            party |= {"role": "primary", "label": "y", "address": "127.0.0.1:0"}
-        parties.append(party)
-    source: dict[str, Any] = {
-        "federation": {"name": "test", "task": "multiclass", "seed": 3},
-        "model": {
-            "family": "fet",
-            "neighbours": 4,
-            "hidden": 8,
-            "heads": 2,
-            "fourier_features": 8,
-            "fourier_width": 8,
-        },
-        "training": {"epochs": 2, "batch_size": 32, "learning_rate": 5e-3, "split": "random"},
-        "base": {"estimator": "none"},
-        "privacy": {"mechanism": "none", "encoder": "trained"},
-        "linkage": {"protection": "none"},
-        "runtime": {"join_timeout_s": PATIENCE_S, "round_timeout_s": PATIENCE_S},
-        "party": parties,
-    }
-    for name, section in sections.items():
-        if name == "privacy" or "family" in section:
-            source[name] = section
-        else:
-            source[name] = {**source.get(name, {}), **section}
-    return save(folder, source)
-
 
 COMMON_IDS = 100
 """Ids that all parties of :func:`write_overlapping` know."""
@@ -117,13 +62,6 @@ def write_overlapping(folder: Path, *, secondaries: int = 2, **sections: dict[st
         whole = name == "linkage" or "family" in section
         source[name] = section if whole else {**source[name], **section}
     return save(folder, source)
-
-
-def save(folder: Path, source: dict[str, Any]) -> Path:
-    """Write a federation file."""
-    path = folder / "fed.toml"
-    path.write_text(tomli_w.dumps(source), encoding="utf-8")
-    return path
 
 
 FROZEN = {

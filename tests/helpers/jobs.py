@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import torch
-from helpers.federations import write_federation
 
-from securevfl.config.reading import read_federation
+from securevfl import read_federation
 from securevfl.runtime.run_options import PartyJob
+from securevfl.testing import write_federation
 from securevfl.transport.identity import provision
 
 

@@ -5,11 +5,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from helpers.federations import write_federation
 from torch import nn
 
+from securevfl import read_federation
 from securevfl.config.federation import FederationConfig
-from securevfl.config.reading import read_federation
 from securevfl.data.scaling import FeatureScaler, LabelScaler
 from securevfl.data.tables import PartyTable
 from securevfl.federation.build import build_bottom, build_top
@@ -17,6 +16,7 @@ from securevfl.federation.saved_model import FOLDER, PrimaryPart, SavedModel
 from securevfl.linkage.spec import KeyScale
 from securevfl.models.tasks import TaskHead
 from securevfl.runtime.run_folder import write_federation as write_file
+from securevfl.testing import write_federation
 
 FEATURES, KEYS = 3, 2
 CLASSES = {"regression": None, "binary": ("no", "yes"), "multiclass": (0, 1, 2)}

@@ -4,16 +4,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from helpers.assisted import LINEAR
 from helpers.class_means import write_class_means
-from helpers.federations import FROZEN, save, write_federation, write_overlapping
+from helpers.federations import FROZEN, write_overlapping
 
-from securevfl.config.reading import read_federation
+from securevfl import RunResult, read_federation
 from securevfl.core.progress import Observer, unheard
-from securevfl.runtime.run_options import RunOptions
-from securevfl.runtime.run_tables import read_tables
-from securevfl.runtime.simulation import RunResult, simulate_federation
+from securevfl.testing import run_in_process, save_federation, write_federation
 
 NARROW = {"hidden": 8, "layer_width": 8}
 PAIRS = {"family": "fedsim", **NARROW, "neighbours": 5}
@@ -92,16 +89,10 @@ def write(folder: Path, sections: dict[str, Any]) -> Path:
     source = dict(read_federation(path).source)
     for party in source["party"][1:]:
         party |= {"scaling": "bounds", "bounds": [-5.0, 5.0]}
-    return save(folder, source)
+    return save_federation(folder, source)
 
 
 def run(
     path: Path, out: Path, *, device: str, resume: bool = False, observe: Observer = unheard
 ) -> RunResult:
-    config = read_federation(path)
-    return simulate_federation(
-        config,
-        read_tables(config, path.parent),
-        RunOptions(run_folder=out, device=torch.device(device), resume=resume, observe=observe),
-        with_alone=False,
-    )
+    return run_in_process(path, out, device=device, resume=resume, observe=observe)

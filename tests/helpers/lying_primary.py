@@ -18,12 +18,11 @@ import dp_accounting
 import numpy as np
 import torch
 from dp_accounting.pld import privacy_loss_distribution as pld
-from helpers.federations import save, write_federation
 from torch import Tensor
 
+from securevfl import SecureVflError, read_federation
 from securevfl.config.federation import FederationConfig, link_spec
-from securevfl.config.reading import read_federation
-from securevfl.core.errors import ProtocolError, SecureVflError
+from securevfl.core.errors import ProtocolError
 from securevfl.data.tables import PartyTable
 from securevfl.dp.ring_noise import NoiseBuffer
 from securevfl.federation.build import build_secondary
@@ -45,7 +44,7 @@ from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.spec import LinkedSecondary
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
-from securevfl.runtime.run_tables import read_tables
+from securevfl.testing import read_tables, write_federation
 from securevfl.transport.message import Done, Message, MessageKind
 from securevfl.transport.star import SecondaryTransport
 
@@ -117,18 +116,17 @@ def world(promise: Promise) -> World:
     """Write, read and link a federation."""
     folder = Path(mkdtemp(prefix="securevfl-lies-"))
     averaged = 0 if promise.encoder == "trained" else 1
-    path = write_federation(
-        folder,
-        rows=ROWS,
-        secondaries=PARTIES,
-        model={"release": "pooled", "average_positions_every": averaged},
-        training={"epochs": EPOCHS, "batch_size": BATCH, "patience": EPOCHS},
-        privacy=promise.settings(),
+    config = read_federation(
+        write_federation(
+            folder,
+            rows=ROWS,
+            secondaries=PARTIES,
+            model={"release": "pooled", "average_positions_every": averaged},
+            training={"epochs": EPOCHS, "batch_size": BATCH, "patience": EPOCHS},
+            privacy=promise.settings(),
+            of_secondaries={"scaling": "bounds", "bounds": [-4.0, 4.0]},
+        )
     )
-    source = dict(read_federation(path).source)
-    for party in source["party"][1:]:
-        party |= {"scaling": "bounds", "bounds": [-4.0, 4.0]}
-    config = read_federation(save(folder, source))
     tables = read_tables(config, folder)
     _, facts = run_facts(config, tables["agency"])
     spec = link_spec(config)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from securevfl.core.errors import SecureVflError
+from securevfl import SecureVflError
 from securevfl.launch import child
 from securevfl.transport.connection import TransportLimits
 from securevfl.transport.identity import Identity, public_text

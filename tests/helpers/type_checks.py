@@ -49,13 +49,27 @@ def _checked(*, typechecker: Callable[[Any], Any]) -> Callable[[Any], Any]:
             if "<locals>" in checked.__qualname__ and not _is_new(checked):
                 return checked
             if not _needs_jaxtyping(checked):
-                return typechecker(checked)
+                return _checked_when_called(checked, typechecker)
             return _checked_at_first(checked, whole)
         if dataclasses.is_dataclass(checked) and "__init__" in vars(checked):
             setattr(checked, "__init__", decorate(checked.__init__))  # noqa: B010
         return checked
 
     return decorate
+
+
+def _checked_when_called(plain: Callable[..., Any], typechecker: Callable[[Any], Any]) -> Any:
+    """Wrap a function: its check is made when it is first called, which most are not in a test."""
+    checked: Callable[..., Any] | None = None
+
+    @functools.wraps(plain)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal checked
+        if checked is None:
+            checked = typechecker(plain)
+        return checked(*args, **kwargs)
+
+    return call
 
 
 def _checked_at_first(plain: Callable[..., Any], whole: Callable[[Any], Any]) -> Any:

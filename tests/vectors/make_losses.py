@@ -26,15 +26,13 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from helpers.federations import save, write_federation
 from helpers.fixed_entropy import fixed_entropy
 
-from securevfl.config.reading import read_federation
+from securevfl import read_federation
 from securevfl.core.progress import ProgressEvent, RoundDone
 from securevfl.runtime.launching import train_in_processes
 from securevfl.runtime.run_options import RunOptions
-from securevfl.runtime.run_tables import read_tables
-from securevfl.runtime.simulation import simulate_federation
+from securevfl.testing import run_in_process, save_federation, write_federation
 
 FILE = Path(__file__).with_name("losses.json")
 
@@ -110,7 +108,7 @@ def write_run(folder: Path, name: str) -> Path:
         source = tomllib.loads(path.read_text(encoding="utf-8"))
         for party in source["party"][1:]:
             party |= {"scaling": "bounds", "bounds": [-4.0, 4.0]}
-        path = save(folder, source)
+        path = save_federation(folder, source)
     return path
 
 
@@ -118,11 +116,7 @@ def simulated_losses(name: str) -> list[float]:
     """Return every round's loss of a simulated run, then its test metric."""
     with tempfile.TemporaryDirectory() as temporary, fixed_entropy():
         folder = Path(temporary)
-        config = read_federation(write_run(folder, name))
-        tables = read_tables(config, folder)
-        result = simulate_federation(
-            config, tables, RunOptions(run_folder=folder / "run"), with_alone=False
-        )
+        result = run_in_process(write_run(folder, name), folder / "run")
         return [*result.losses, result.metrics["test"]]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from securevfl.core.errors import SecureVflError
+from securevfl import SecureVflError
 from securevfl.desk.report.verify import verify_run
 from securevfl.ledger.ledger_file import summary_of
 

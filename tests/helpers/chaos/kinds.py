@@ -4,8 +4,10 @@ import tomllib
 from pathlib import Path
 from typing import Any, Final
 
-from helpers.federations import FROZEN, save, write_federation
+from helpers.federations import FROZEN
 from helpers.patience import SOON_S
+
+from securevfl.testing import save_federation, write_federation
 
 NAMES: Final = ("agency", "bank-1", "bank-2")
 """The parties of each; the first is the primary."""
@@ -71,7 +73,7 @@ def write_kind(folder: Path, kind: str, *, on_loss: str) -> Path:
     if source["privacy"]["encoder"] != "trained":
         for party in source["party"][1:]:
             party |= {"scaling": "bounds", "bounds": [-4.0, 4.0]}
-    return save(folder, source)
+    return save_federation(folder, source)
 
 
 def budget_of(kind: str) -> float | None:

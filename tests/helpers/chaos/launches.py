@@ -24,9 +24,8 @@ import securevfl.cli.results
 import securevfl.mpc.sum_to
 import securevfl.runtime.primary_party
 import securevfl.runtime.secondary_party  # noqa: F401
+from securevfl import SecureVflError, read_federation
 from securevfl.cli.main import main as run_command
-from securevfl.config.reading import read_federation
-from securevfl.core.errors import SecureVflError
 from securevfl.core.progress import Observer, unheard
 from securevfl.launch import fork_server
 from securevfl.launch.fork_server import fork_children

@@ -12,8 +12,8 @@ from helpers.faults import lines
 from helpers.faults.lines import Alteration, Line, Way
 from helpers.faults.party import Point
 from helpers.faults.stage import NAMES, Stage
-from helpers.federations import save
 
+from securevfl.testing import save_federation
 from securevfl.transport.identity import CERTIFICATE_FILE, TRUST_FOLDER, Identity, certificate_pem
 
 ROLES: Final = tuple(NAMES)
@@ -220,7 +220,7 @@ def _file_with(stage: Stage, victim: str, pinned: str, *, of: Sequence[str]) -> 
     ]
     folder = stage.folder / "other"
     folder.mkdir(exist_ok=True)
-    path = save(folder, source)
+    path = save_federation(folder, source)
     stage.files |= dict.fromkeys(of, path)
 
 

@@ -25,7 +25,6 @@ from helpers.chaos.kinds import write_kind
 from helpers.chaos.witness import notes_of
 from helpers.faults.lines import Line
 from helpers.faults.party import Life, Point
-from helpers.federations import save
 
 # Loaded once, for all that are forked.
 import securevfl.cli.results
@@ -35,6 +34,7 @@ import securevfl.runtime.primary_party
 import securevfl.runtime.secondary_party  # noqa: F401
 from securevfl.federation.checkpoint import has_begun
 from securevfl.launch.spawn import reserved_port
+from securevfl.testing import save_federation
 from securevfl.transport.identity import provision
 
 NAMES: Final[Mapping[str, str]] = {
@@ -85,7 +85,7 @@ def write_stage(folder: Path, kind: str, *, on_loss: str) -> Path:
             shutil.move(folder / party["data"], folder / name / party["data"])
         party["identity"] = pinned[name]
     (folder / "identities").rmdir()
-    return save(folder, source)
+    return save_federation(folder, source)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -145,7 +145,7 @@ class Stage:
         self._kept = reserved_port("127.0.0.1")
         self.port = self._kept.__enter__()
         self.source["party"][0]["address"] = f"127.0.0.1:{self.port}"
-        save(folder, self.source)
+        save_federation(folder, self.source)
         self.lines = {
             name: Line(self.selector, self.port) for name in self.names if name != self.primary
         }

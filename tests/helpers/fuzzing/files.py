@@ -13,15 +13,15 @@ from typing import Any, Final
 import numpy as np
 import tomli_w
 from helpers.countersigners import remembered
-from helpers.federations import FROZEN, write_federation
+from helpers.federations import FROZEN
 from helpers.fuzzing.mutation import altered_tree, as_json, deepened, havoc
 from helpers.fuzzing.target import Broken, Target
 
-from securevfl.config.reading import parse_federation, read_federation
-from securevfl.core.errors import SecureVflError
+from securevfl import SecureVflError, read_federation
+from securevfl.config.reading import parse_federation
 from securevfl.data.sources.source_files import read_source
 from securevfl.data.tables import KeyTable
-from securevfl.dp.privacy import Privacy
+from securevfl.dp import Privacy
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.ledger.chain import Chain, ChainedFile, read_chain
 from securevfl.ledger.countersigning import require_signed
@@ -29,6 +29,7 @@ from securevfl.ledger.ledger import Ledger
 from securevfl.ledger.ledger_file import lines_of_run, summary_of
 from securevfl.ledger.record_counts import FILE as RECORDS
 from securevfl.ledger.record_counts import RecordCounts
+from securevfl.testing import write_federation
 
 ROOT: Final = Path(__file__).resolve().parents[3]
 RUN: Final = "1" * 32

@@ -16,7 +16,7 @@ from random import Random
 from types import FrameType
 from typing import Final
 
-from securevfl.core.errors import SecureVflError
+from securevfl import SecureVflError
 
 MOST_CHARACTERS: Final = 2000
 """Of one error's text."""

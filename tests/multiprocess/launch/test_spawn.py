@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from helpers.patience import PATIENCE_S, SOON_S
 
-from securevfl.core.errors import ConfigError, PartyFailedError, PrivacyError, SecureVflError
+from securevfl import SecureVflError
+from securevfl.core.errors import ConfigError, PartyFailedError, PrivacyError
 from securevfl.launch import fork_server, spawn
 from securevfl.launch.process import PartyCommand
 from securevfl.launch.spawn import run_party_processes

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from helpers.command_line import securevfl
 from helpers.countersigners import rewrite
-from helpers.federations import write_federation
 
 from securevfl.ledger.countersigning import forget_party
 from securevfl.runtime.entry import train
+from securevfl.testing import write_federation
 
 pytestmark = pytest.mark.multiprocess
 

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 from helpers import altered_party
-from helpers.federations import FROZEN, save, write_federation
+from helpers.federations import FROZEN
 from helpers.undisturbed import undisturbed
 from helpers.warm import Program
 
 from securevfl.federation.run_plan import ROUNDS_AHEAD
 from securevfl.federation.state_folder import read_state
+from securevfl.testing import save_federation, write_federation
 from securevfl.transport.identity import provision
 
 pytestmark = pytest.mark.multiprocess
@@ -42,7 +43,7 @@ def federation(folder: Path, privacy: Mapping[str, Any], port: int) -> Path:
         party["identity"] = pinned[party["name"]]
     for party in source["party"][1:]:
         party |= {"scaling": "bounds", "bounds": [-4.0, 4.0]}
-    return save(folder, source)
+    return save_federation(folder, source)
 
 
 def ended(

@@ -12,9 +12,9 @@ from typing import Any
 import pandas as pd
 import pytest
 from helpers import altered_party
-from helpers.federations import save, write_federation
 from helpers.warm import Program
 
+from securevfl.testing import save_federation, write_federation
 from securevfl.transport.identity import provision
 
 pytestmark = pytest.mark.multiprocess
@@ -47,7 +47,7 @@ def write(folder: Path, port: int) -> Path:
         if number:
             party |= {"scaling": "bounds", "bounds": [-4.0, 4.0]}
     source["party"][0]["address"] = f"127.0.0.1:{port}"
-    return save(folder, source)
+    return save_federation(folder, source)
 
 
 def played(path: Path, out: Path) -> tuple[dict[str, int], dict[tuple[str, str], list[Any]]]:

@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from helpers.federations import write_federation
 from helpers.warm import Program
 
 from securevfl.ledger.chain import ChainedFile
+from securevfl.testing import write_federation
 
 pytestmark = pytest.mark.multiprocess
 

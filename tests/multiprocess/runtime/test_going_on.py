@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.federations import save, write_federation
 from helpers.patience import PATIENCE_S
 from helpers.warm import Program
 
+from securevfl import read_federation
 from securevfl.cli.results import print_results
-from securevfl.config.reading import read_federation
 from securevfl.core.progress import PresenceChanged, ProgressEvent, RoundDone
 from securevfl.desk.report.verify import verify_run
 from securevfl.ledger.ledger_file import lines_of_run
@@ -21,6 +20,7 @@ from securevfl.runtime.launching import run_party
 from securevfl.runtime.metrics_file import RunFigures
 from securevfl.runtime.run_folder import write_figures
 from securevfl.runtime.run_options import PartyJob
+from securevfl.testing import save_federation, write_federation
 from securevfl.transport.identity import provision
 from securevfl.transport.star import PrimaryTransport
 
@@ -58,7 +58,7 @@ def federation(folder: Path, port: int) -> Path:
     pinned = provision(["agency", *SECONDARIES], folder / "ids")
     for party in source["party"]:
         party["identity"] = pinned[party["name"]]
-    return save(folder, source)
+    return save_federation(folder, source)
 
 
 class Parties:

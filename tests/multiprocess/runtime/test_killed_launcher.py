@@ -4,9 +4,10 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers.federations import write_federation
 from helpers.patience import PATIENCE_S
 from helpers.warm import Program
+
+from securevfl.testing import write_federation
 
 pytestmark = pytest.mark.multiprocess
 

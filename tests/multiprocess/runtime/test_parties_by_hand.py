@@ -8,10 +8,10 @@ import tomllib
 
 import pytest
 from helpers.command_line import securevfl
-from helpers.federations import save, write_federation
 from helpers.patience import PATIENCE_S
 from helpers.warm import Program
 
+from securevfl.testing import save_federation, write_federation
 from securevfl.transport.identity import provision
 
 pytestmark = pytest.mark.multiprocess
@@ -24,7 +24,7 @@ def test_two_organisations_meet_with_kits_of_their_own(tmp_path, capfd, port):
     path = write_federation(tmp_path, secondaries=1)
     source = tomllib.loads(path.read_text(encoding="utf-8"))
     source["party"][0]["address"] = f"localhost:{port}"
-    save(tmp_path, source)
+    save_federation(tmp_path, source)
     homes = {name: tmp_path / f"home-{name}" for name in NAMES}
 
     def typed(*arguments):
@@ -73,7 +73,7 @@ def test_a_party_by_hand_is_interrupted_by_sigterm(tmp_path, capfd, port):
         source["party"], provision(NAMES, tmp_path / "ids").values(), strict=True
     ):
         party["identity"] = pinned
-    save(tmp_path, source)
+    save_federation(tmp_path, source)
     runs = {
         name: Program(
             *("securevfl.cli.main", "party", path, "--name", name, "--resume"),

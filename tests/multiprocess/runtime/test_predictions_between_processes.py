@@ -6,19 +6,19 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from helpers.federations import write_federation
 
+from securevfl import Predictions, read_federation
 from securevfl.config.federation import FederationConfig
-from securevfl.config.reading import read_federation
 from securevfl.core.errors import PrivacyError
 from securevfl.core.progress import unheard
 from securevfl.ledger.book import Limit
 from securevfl.ledger.ledger_file import ledger_of_table, set_limit
 from securevfl.runtime.entry import simulate
 from securevfl.runtime.launching import predict_in_processes
-from securevfl.runtime.predictions import Predictions, read_predictions
+from securevfl.runtime.predictions import read_predictions
 from securevfl.runtime.run_options import PredictionJob, RunOptions
 from securevfl.runtime.trained_run import predict, trained_run
+from securevfl.testing import write_federation
 
 PARTIES = ("agency", "bank-1", "bank-2")
 SMALL = {"rows": 60, "training": {"epochs": 1, "batch_size": 32}}

@@ -6,9 +6,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from helpers.federations import write_federation
 
-from securevfl.config.reading import read_federation
+from securevfl import read_federation
 from securevfl.core.progress import unheard
 from securevfl.ledger.ledger_file import ledger_of_table
 from securevfl.runtime.entry import simulate
@@ -16,6 +15,7 @@ from securevfl.runtime.launching import predict_in_processes
 from securevfl.runtime.predictions import read_predictions
 from securevfl.runtime.run_options import PredictionJob, RunOptions
 from securevfl.runtime.trained_run import predict, trained_run
+from securevfl.testing import write_federation
 
 pytestmark = pytest.mark.multiprocess
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from helpers.command_line import securevfl
-from helpers.federations import write_federation
 
 from securevfl.ledger.book import Limit
 from securevfl.ledger.ledger_file import ledger_of_table, set_limit, summary_of
+from securevfl.testing import write_federation
 
 pytestmark = pytest.mark.multiprocess
 

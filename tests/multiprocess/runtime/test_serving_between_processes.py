@@ -11,10 +11,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from fastapi.testclient import TestClient
-from helpers.federations import write_federation
 from helpers.patience import PATIENCE_S
 
-from securevfl.config.reading import read_federation
+from securevfl import read_federation
 from securevfl.core.files import read_json, write_json
 from securevfl.launch.spawn import KeptProcesses
 from securevfl.ledger.countersigning import SERVED_ROWS
@@ -23,6 +22,7 @@ from securevfl.runtime.entry import simulate
 from securevfl.runtime.trained_run import trained_run
 from securevfl.serving.opening import open_model
 from securevfl.serving.server import ServerSettings, application
+from securevfl.testing import write_federation
 
 pytestmark = pytest.mark.multiprocess
 

@@ -8,19 +8,17 @@ import pandas as pd
 import pytest
 import torch
 from helpers.assisted import TREES, write_assisted
-from helpers.federations import save, write_federation
 from helpers.fitted_once import FOLDER_VARIABLE
 
 from research.scale.wire import Bytes, WiredRun
-from securevfl.config.reading import read_federation
+from securevfl import read_federation
 from securevfl.core.progress import RoundDone
 from securevfl.federation.run_facts import run_facts
 from securevfl.federation.run_plan import plan_run
 from securevfl.federation.state_folder import read_state
 from securevfl.runtime.launching import train_in_processes
 from securevfl.runtime.run_options import RunOptions
-from securevfl.runtime.run_tables import read_tables
-from securevfl.runtime.simulation import simulate_federation
+from securevfl.testing import read_tables, run_in_process, save_federation, write_federation
 
 pytestmark = pytest.mark.multiprocess
 
@@ -45,10 +43,7 @@ def federated_losses(
 
 
 def simulated(path: Path, out: Path, *, with_alone: bool = False, record_mib: float | None = None):
-    config = read_federation(path)
-    tables = read_tables(config, path.parent)
-    options = RunOptions(run_folder=out, record_mib=record_mib)
-    return simulate_federation(config, tables, options, with_alone=with_alone)
+    return run_in_process(path, out, record_mib=record_mib, with_alone=with_alone)
 
 
 def test_losses_are_equal_without_noise_and_not_with_it(tmp_path: Path) -> None:
@@ -168,7 +163,7 @@ def test_fedsim_is_equal_too(tmp_path: Path) -> None:
     }
     path = write_federation(tmp_path, training={"epochs": 2})
     source = tomllib.loads(path.read_text())
-    path = save(tmp_path, {**source, "model": model})
+    path = save_federation(tmp_path, {**source, "model": model})
     losses, metrics = federated_losses(path, tmp_path / "federated")
     alone = simulated(path, tmp_path / "simulated")
 

@@ -7,10 +7,10 @@ from typing import Any
 import pandas as pd
 import pytest
 from helpers import altered_party
-from helpers.federations import save, write_federation
 from helpers.warm import Program
 
 import securevfl as sv
+from securevfl.testing import save_federation, write_federation
 from securevfl.transport.identity import provision
 
 pytestmark = pytest.mark.multiprocess
@@ -21,7 +21,7 @@ NAMES = ("agency", "bank-1", "bank-2")
 def with_engine(folder: Path, engine: str, *, secondaries: int = 2, **sections: Any) -> Path:
     path = write_federation(folder, secondaries=secondaries, **sections)
     source = tomllib.loads(path.read_text(encoding="utf-8"))
-    return save(folder, {**source, "mpc": {"engine": engine}})
+    return save_federation(folder, {**source, "mpc": {"engine": engine}})
 
 
 def test_losses_are_those_of_masked_sums(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_a_frozen_run_on_shares_predicts(tmp_path: Path) -> None:
     source = tomllib.loads(path.read_text(encoding="utf-8"))
     for party in source["party"][1:3]:
         party |= {"scaling": "bounds", "bounds": [-4.0, 4.0]}
-    trained = sv.train(save(tmp_path, source), out=tmp_path / "run")
+    trained = sv.train(save_federation(tmp_path, source), out=tmp_path / "run")
     assert 0 < trained.metrics["privacy"]["epsilon"] <= 20.0
     new = pd.read_csv(tmp_path / "agency.csv").drop(columns="y")[:40]
     assert len(trained.predict(new).rows) == 40
@@ -81,7 +81,7 @@ def test_a_secondary_that_sends_longer_rows_ends_the_run_at_every_party(
     source["party"][0]["address"] = f"127.0.0.1:{port}"
     for party in source["party"]:
         party["identity"] = pinned[party["name"]]
-    path = save(tmp_path, source)
+    path = save_federation(tmp_path, source)
     parties = {}
     try:
         for name in NAMES:

@@ -14,12 +14,12 @@ from typing import Any
 import pandas as pd
 import pytest
 import tomli_w
-from helpers.federations import FROZEN, save, write_federation
+from helpers.federations import FROZEN
 from helpers.launched import processes_of
 from helpers.patience import PATIENCE_S, SOON_S
 
-from securevfl.config.reading import read_federation
-from securevfl.core.errors import ConfigError, PartyFailedError, PrivacyError, SecureVflError
+from securevfl import SecureVflError, read_federation
+from securevfl.core.errors import ConfigError, PartyFailedError, PrivacyError
 from securevfl.core.progress import ProgressEvent, RoundDone, SpendingPlanned, Warned
 from securevfl.dp.accountant import epsilon_of
 from securevfl.federation.run_facts import RunFacts, run_facts
@@ -31,8 +31,7 @@ from securevfl.ledger.chain import ChainedFile
 from securevfl.ledger.ledger_file import ledger_of_table, set_limit, summary_of
 from securevfl.runtime.launching import train_in_processes
 from securevfl.runtime.run_options import RunOptions
-from securevfl.runtime.run_tables import read_tables
-from securevfl.runtime.simulation import simulate_federation
+from securevfl.testing import read_tables, run_in_process, save_federation, write_federation
 from securevfl.transport.identity import provision
 
 pytestmark = pytest.mark.multiprocess
@@ -119,9 +118,7 @@ def test_killed_secondary_and_resume(tmp_path: Path) -> None:
     assert metrics["epochs"] == 4
     assert all(charges(out, name) > before[name] for name in NAMES)
     undisturbed = tmp_path / "undisturbed"
-    config = read_federation(path)
-    tables = read_tables(config, tmp_path)
-    simulate_federation(config, tables, RunOptions(run_folder=undisturbed), with_alone=False)
+    run_in_process(path, undisturbed)
     again, once = (pd.read_csv(folder / "history.csv") for folder in (out, undisturbed))
     for column in ("epoch", "loss", "train", "validation"):
         assert again[column].tolist() == pytest.approx(once[column].tolist(), abs=2**-12)
@@ -139,7 +136,7 @@ def frozen_federation(folder: Path) -> Path:
     source = tomllib.loads(path.read_text())
     for party in source["party"][1:]:
         party |= {"scaling": "bounds", "bounds": [-4.0, 4.0]}
-    return save(folder, source)
+    return save_federation(folder, source)
 
 
 def test_frozen_run_releases_once(tmp_path: Path) -> None:
@@ -206,7 +203,7 @@ def pinned_file(folder: Path, identities: Path, port: int) -> tuple[Path, dict[s
     pinned = provision(NAMES, identities)
     for party in source["party"]:
         party["identity"] = pinned[party["name"]]
-    return save(folder, source), source
+    return save_federation(folder, source), source
 
 
 def test_files_that_differ(tmp_path: Path, port: int) -> None:
@@ -324,7 +321,7 @@ def test_address_in_use(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         source = tomllib.loads(path.read_text())
         source["party"][0]["address"] = f"127.0.0.1:{port}"
-        save(tmp_path, source)
+        save_federation(tmp_path, source)
         with pytest.raises(ConfigError, match=rf"^agency: address 127\.0\.0\.1:{port}"):
             train(path, tmp_path / "run")
     assert processes_of(tmp_path / "run") == {}

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from helpers.federations import write_federation
 
 import securevfl as sv
+from securevfl.testing import write_federation
 
 SMALL = {"secondaries": 1, "rows": 60, "training": {"epochs": 2, "batch_size": 32}}
 

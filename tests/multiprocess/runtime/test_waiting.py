@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.federations import save, write_federation
 from helpers.launched import processes_of
 from helpers.patience import PATIENCE_S
 from helpers.undisturbed import undisturbed
@@ -16,6 +15,7 @@ from helpers.undisturbed import undisturbed
 import securevfl as sv
 from securevfl.core.errors import PartyFailedError
 from securevfl.core.progress import ProgressEvent, RoundDone, SessionLost, Warned
+from securevfl.testing import save_federation, write_federation
 
 pytestmark = pytest.mark.multiprocess
 
@@ -97,7 +97,7 @@ def test_helpers_stay_as_long_as_they_may_be_needed_again(tmp_path: Path) -> Non
     source["linkage"] = {"protection": "shares", "ranges": [[-1.0, 11.0]] * 2}
     out = tmp_path / "run"
     watcher = Watcher({2: kill(out, "bank-1"), 3: kill(out, "dealer")})
-    found = sv.train(save(tmp_path, source), out=out, observe=watcher)
+    found = sv.train(save_federation(tmp_path, source), out=out, observe=watcher)
     assert found.metrics["epochs"] == EPOCHS
     for name in ("bank-1", "dealer"):
         assert any(text.startswith(f"{name}: was ended by SIGKILL") for text in watcher.told)

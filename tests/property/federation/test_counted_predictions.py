@@ -27,7 +27,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from securevfl.core.errors import SecureVflError, StorageError
+from securevfl import SecureVflError
+from securevfl.core.errors import StorageError
 from securevfl.data.tables import KeyTable
 from securevfl.dp.gaussian import gaussian_noise_multiplier
 from securevfl.federation.rounds.counted_release import CountedRelease

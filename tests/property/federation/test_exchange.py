@@ -23,21 +23,20 @@ import numpy as np
 import pandas as pd
 import pytest
 from helpers.assisted import LINEAR
-from helpers.federations import save, write_federation
 from helpers.lines import link_as_threads
 from helpers.linking import HELPERS, RANGES, SHORT_KEY, hidden_spec
 from helpers.removal import WholeRun, whole_run
 from torch import Tensor
 
+from securevfl import read_federation
 from securevfl.config.federation import FederationConfig
-from securevfl.config.reading import read_federation
 from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.dp.moments import Moments
 from securevfl.linkage.spec import LinkRoles
 from securevfl.linkage.stage.messages import LinkingKind
 from securevfl.models.registry import FAMILIES
-from securevfl.runtime.run_tables import read_tables
 from securevfl.stages.encrypted_linkage import homomorphic, paillier
+from securevfl.testing import read_tables, save_federation, write_federation
 from securevfl.transport.message import (
     DeclaredMessage,
     Message,
@@ -127,7 +126,7 @@ def write(folder: Path, **sections: Any) -> Path:
         party["key"] = ["id"]
     if source.get("encoder", {}).get("labels") == "shares":
         source["party"].append({"name": "dealer", "role": "dealer"})
-    return save(folder, source)
+    return save_federation(folder, source)
 
 
 def read(path: Path) -> tuple[FederationConfig, dict[str, PartyTable]]:

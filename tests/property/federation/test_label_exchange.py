@@ -17,11 +17,11 @@ import numpy as np
 import pandas as pd
 import pytest
 from helpers.assisted import LINEAR, write_assisted
-from helpers.federations import FROZEN, save, write_federation
+from helpers.federations import FROZEN
 from helpers.removal import whole_run
 
+from securevfl import read_federation
 from securevfl.config.federation import FederationConfig
-from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
 from securevfl.data.tables import PartyTable
 from securevfl.federation.rounds.secondary import Secondary
@@ -29,10 +29,8 @@ from securevfl.federation.run_facts import run_facts
 from securevfl.federation.saved_model import load_model
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.runtime import prediction_request
-from securevfl.runtime.run_options import RunOptions
-from securevfl.runtime.run_tables import read_tables
-from securevfl.runtime.simulation import simulate_federation
 from securevfl.stages.class_means import class_labels, stage
+from securevfl.testing import read_tables, run_in_process, save_federation, write_federation
 
 ROWS = 60
 EXTREMES = {"regression": (1e12, -1e12), "multiclass": (0.0, 2.0)}
@@ -72,7 +70,7 @@ def federation(folder: Path, task: str, labels: str) -> Path:
         party |= {"scaling": "bounds", "bounds": [-4.0, 4.0]}
     if labels == "shares":
         source["party"].append({"name": "dealer", "role": "dealer"})
-    return save(folder, source)
+    return save_federation(folder, source)
 
 
 def played(
@@ -109,9 +107,7 @@ def played(
         watched.setattr(Secondary, "hear_round", answered)
         watched.setattr(prediction_request, "Request", requested)
         watched.setattr(class_labels, "randomised_labels", lambda own, _classes, _epsilon: own)
-        result = simulate_federation(
-            config, tables, RunOptions(run_folder=folder), with_alone=False
-        )
+        result = run_in_process(config, folder, tables=tables)
         assert result.trained is not None
         # Whoever answers: a request is what secondaries would get.
         model = load_model(folder / "parties" / "agency" / "model", config, party="agency")
@@ -201,7 +197,7 @@ def test_assistants_hear_of_one_draw_of_one_label(task: str, base: str, tmp_path
         frame = pd.read_csv(tmp_path / "agency.csv")
         frame["y"] = frame["y"].clip(upper=1)
         frame.to_csv(tmp_path / "agency.csv", index=False)
-    config = read_federation(save(tmp_path, source))
+    config = read_federation(save_federation(tmp_path, source))
     tables = read_tables(config, tmp_path)
     here = whole_run(config, tables, tmp_path / "here")
     other = with_other_label(config, tables, value)
@@ -266,7 +262,7 @@ def test_gradients_are_of_labels_as_they_were_drawn(family: str, task: str, tmp_
         frame = pd.read_csv(tmp_path / "agency.csv")
         frame["y"] = frame["y"].clip(upper=1)
         frame.to_csv(tmp_path / "agency.csv", index=False)
-    config = read_federation(save(tmp_path, source))
+    config = read_federation(save_federation(tmp_path, source))
     tables = read_tables(config, tmp_path)
     here = whole_run(config, tables, tmp_path / "here")
     other = with_other_label(config, tables, 0.0)
@@ -284,4 +280,4 @@ def test_a_split_by_labels_that_have_an_epsilon_is_refused(labels: str, tmp_path
     source = tomllib.loads(path.read_text())
     source["training"]["split"] = "stratified"
     with pytest.raises(ConfigError, match=r"training\.split: .*label_epsilon would not hold"):
-        read_federation(save(tmp_path, source))
+        read_federation(save_federation(tmp_path, source))

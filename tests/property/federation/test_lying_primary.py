@@ -33,7 +33,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from securevfl.core.errors import SecureVflError
+from securevfl import SecureVflError
 from securevfl.dp.events import Release
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.federation.messages import EpochMark, Gradient, Mean, RoundPlan

@@ -13,13 +13,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from helpers.federations import save, write_federation
 from helpers.removal import World, world
 from helpers.secondaries import AnyRound
 
 from securevfl.dp.events import Unit
 from securevfl.dp.sensitivity import gradient_sensitivity
 from securevfl.mpc.ring_format import COARSEST_STEP
+from securevfl.testing import save_federation, write_federation
 
 ROWS = 60
 CAP = 3
@@ -60,7 +60,7 @@ def write(folder: Path, **sections: Any) -> Path:
     for party in source["party"][1:]:
         # Narrow enough that some values lie outside, and are drawn back.
         party |= {"scaling": "bounds", "bounds": [-1.5, 1.5]}
-    return save(folder, source)
+    return save_federation(folder, source)
 
 
 def require_within(whole: torch.Tensor, part: torch.Tensor, of: World) -> float:
@@ -199,7 +199,7 @@ def test_a_sum_that_is_drawn_back_is_rounded_once_more(tmp_path: Path) -> None:
     )
     source = tomllib.loads(path.read_text())
     source["party"][1] |= {"bounds": [-1.0, 1.0]}
-    save(tmp_path, source)
+    save_federation(tmp_path, source)
     primary = pd.read_csv(tmp_path / "agency.csv")
     angles = np.array([four] * 4 + [fifth])
     frame = pd.DataFrame({"x0": np.cos(angles), "x1": np.sin(angles), "x2": 0.0})

@@ -15,14 +15,13 @@ import numpy as np
 import pandas as pd
 import pytest
 from helpers.assisted import LINEAR
-from helpers.federations import save, write_federation
 from helpers.removal import WholeRun, whole_run
 
+from securevfl import read_federation
 from securevfl.config.federation import FederationConfig
-from securevfl.config.reading import read_federation
 from securevfl.data.tables import PartyTable
 from securevfl.ledger.record_counts import RecordCounts
-from securevfl.runtime.run_tables import read_tables
+from securevfl.testing import read_tables, save_federation, write_federation
 
 ROWS = 48
 CAP = 2
@@ -103,7 +102,7 @@ def federation(folder: Path, name: str) -> tuple[FederationConfig, dict[str, Par
         pd.read_csv(table).head(ROWS // 3).to_csv(table, index=False)
     if "shares" in name:
         source["party"].append({"name": "dealer", "role": "dealer"})
-    config = read_federation(save(folder, source))
+    config = read_federation(save_federation(folder, source))
     return config, dict(read_tables(config, folder))
 
 

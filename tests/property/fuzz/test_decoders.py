@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers.federations import write_federation
 from helpers.frames import SESSION, feed, frame_bytes, new_reader
 from helpers.fuzzing.engine import inputs
 from helpers.fuzzing.files import SEALED, folder
@@ -23,13 +22,14 @@ from helpers.fuzzing.messages import READS
 from helpers.fuzzing.target import Broken, Target, require_one_line
 from helpers.fuzzing.targets import TARGETS
 
-from securevfl.config.reading import read_federation
+from securevfl import read_federation
 from securevfl.core.errors import ConfigError, DataError, PrivacyError, ProtocolError
 from securevfl.data.sources.source_files import read_source
 from securevfl.federation.messages import Hello
 from securevfl.federation.session.handshake import read_hello
 from securevfl.federation.state_folder import DamagedError, read_state
 from securevfl.linkage.stage.link_cache import LinkCache
+from securevfl.testing import write_federation
 from securevfl.transport.message import Message, StarKind
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -14,7 +14,7 @@ from helpers.forked_programs import forked_programs
 from helpers.warm import Program
 
 import securevfl as sv
-from securevfl.core.errors import ConfigError, SecureVflError
+from securevfl.core.errors import ConfigError
 from securevfl.launch.torchrun import detect_torchrun
 from securevfl.stages.programs.scripts import ThisParty, launch
 
@@ -138,7 +138,10 @@ def test_the_same_script_runs_under_each_launcher(
 
 
 def test_the_rank_that_fails_is_named(private: Path) -> None:
-    with forked_programs(), pytest.raises(SecureVflError, match="rank-1: exited with 1: KeyError"):
+    with (
+        forked_programs(),
+        pytest.raises(sv.SecureVflError, match="rank-1: exited with 1: KeyError"),
+    ):
         launch(wrong, parties=2)
     assert list(private.iterdir()) == []
 

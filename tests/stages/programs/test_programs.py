@@ -10,15 +10,15 @@ import pandas as pd
 import pytest
 import torch
 from helpers.command_line import securevfl
-from helpers.federations import save, write_federation
 
 import securevfl as sv
-from securevfl.core.errors import ConfigError, PrivacyError, SecureVflError
+from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.federation.messages import RoundKind
 from securevfl.federation.session.handshake import read_hello
 from securevfl.ledger.ledger_file import summary_of
 from securevfl.runtime.run_options import Program
 from securevfl.stages.programs.run import with_program
+from securevfl.testing import save_federation, write_federation
 from securevfl.transport.message import Message
 
 THREE = """
@@ -42,7 +42,7 @@ def with_dealer(folder: Path, **sections: dict[str, object]) -> Path:
     path = write_federation(folder, rows=20, **sections)
     source = tomllib.loads(path.read_text(encoding="utf-8"))
     source["party"].append({"name": "dealer", "role": "dealer"})
-    return save(folder, {"mpc": {}, **source})
+    return save_federation(folder, {"mpc": {}, **source})
 
 
 @pytest.mark.multiprocess
@@ -84,7 +84,7 @@ def test_frames_reach_a_program_without_a_file_and_a_failure_names_its_party(tmp
     )
     when = pd.to_datetime(["2024-02-29", "2025-01-01"])
     frame = pd.DataFrame({"when": when, "name": ["a", "person 7"]})
-    with pytest.raises(SecureVflError, match="shop") as failed:
+    with pytest.raises(sv.SecureVflError, match="shop") as failed:
         sv.mpc.run({"bank": torch.ones(2, 3), "shop": frame}, program)
     assert "has no column 'nothing in 2024'" in str(failed.value)
     files = [path for path in private.rglob("*") if path.is_file()]
@@ -134,10 +134,10 @@ def test_programs_are_refused_beside_a_promise(tmp_path):
     privacy = {"epsilon": 8.0, "encoder": "trained", "unit": "linked-row"}
     path = with_dealer(tmp_path, privacy=privacy, model={"average_positions_every": 0})
 
-    with pytest.raises(SecureVflError, match=r"mpc.programs: this file promises an epsilon"):
+    with pytest.raises(sv.SecureVflError, match=r"mpc.programs: this file promises an epsilon"):
         sv.mpc.run(path, tmp_path / "program.py")
     source = tomllib.loads(path.read_text(encoding="utf-8"))
-    path = save(tmp_path, {**source, "mpc": {"programs": "always"}})
+    path = save_federation(tmp_path, {**source, "mpc": {"programs": "always"}})
     program = Program.of(tmp_path / "program.py")
     allowed = with_program(sv.read_federation(path), program)
     assert allowed.mpc.program == program.digest
@@ -153,7 +153,7 @@ def test_a_program_needs_a_dealer_a_file_and_a_function(tmp_path):
     with pytest.raises(ConfigError, match="no function at the top of a file"):
         sv.mpc.run(path, lambda party: party)
     source = tomllib.loads(path.read_text(encoding="utf-8"))
-    pinned = save(tmp_path, {**source, "mpc": {"program": "0" * 64}})
+    pinned = save_federation(tmp_path, {**source, "mpc": {"program": "0" * 64}})
     with pytest.raises(ConfigError, match=r"mpc.program: this file allows 0000"):
         sv.mpc.run(pinned, program)
 

@@ -11,16 +11,19 @@ import pandas as pd
 import pytest
 import torch
 from helpers.command_line import Ended, securevfl
-from helpers.federations import FROZEN, save, write_federation
+from helpers.federations import FROZEN
 from helpers.patience import PATIENCE_S
 
-from securevfl.config.reading import read_federation
+from securevfl import read_federation
+from securevfl.testing import save_federation, write_federation
 
 Capture = pytest.CaptureFixture[str]
 
 REGRESSION = {"task": "regression"}
 NOISED = {"noise_multiplier": 1.0, "delta": 1e-4, "encoder": "trained"}
 SMALL = {"rows": 60, "training": {"epochs": 1, "batch_size": 32}}
+QUICK = {**SMALL, "model": {"family": "top1sim"}, "base": {"estimator": "linear"}}
+"""Of a run that ends well: its report draws few pictures, and one model is fitted alone."""
 
 
 def edit(folder: Path, party: str, change) -> None:
@@ -53,7 +56,7 @@ def with_bounds(path: Path) -> Path:
     source = source_of(path)
     for party in source["party"][1:]:
         party |= {"scaling": "bounds", "bounds": [-4.0, 4.0]}
-    return save(path.parent, source)
+    return save_federation(path.parent, source)
 
 
 TABLES = {
@@ -364,7 +367,7 @@ def test_federation_file_is_refused(case: str, tmp_path: Path, capfd: Capture) -
     path = write_federation(tmp_path, rows=60)
     source = source_of(path)
     change(source)
-    save(tmp_path, source)
+    save_federation(tmp_path, source)
     ended = simulated(capfd, path)
     assert ended.code == 2
     assert ended.out == ""
@@ -471,7 +474,7 @@ def warnings_of(setting: str, ended: Ended) -> list[str]:
 def test_delta_at_one_over_the_records_warns(tmp_path: Path, capfd: Capture) -> None:
     """Delta of 1/n warns of every secondary with n records, and the run goes on."""
     table = {**NOISED, "delta": 1 / 60}
-    path = write_federation(tmp_path, privacy=table, **SMALL)
+    path = write_federation(tmp_path, privacy=table, **QUICK)
     edit(tmp_path, "bank-2", first(59))
     ended = simulated(capfd, path)
     assert ended.code == 0
@@ -482,7 +485,7 @@ def test_delta_at_one_over_the_records_warns(tmp_path: Path, capfd: Capture) -> 
 
 def test_smaller_delta_does_not_warn(tmp_path: Path, capfd: Capture) -> None:
     """The control: below 1/n of every table there is nothing to warn of."""
-    path = write_federation(tmp_path, privacy={**NOISED, "delta": 1 / 61}, **SMALL)
+    path = write_federation(tmp_path, privacy={**NOISED, "delta": 1 / 61}, **QUICK)
     ended = simulated(capfd, path)
     assert ended.code == 0
     assert warnings_of("privacy.delta", ended) == []
@@ -529,10 +532,10 @@ def test_resume_of_nothing(command: str, tmp_path: Path, capfd: Capture) -> None
 
 def test_fresh_run_in_a_used_folder(tmp_path: Path, capfd: Capture) -> None:
     """A run folder is used once: its federation file and figures stay as they are."""
-    path = write_federation(tmp_path, **SMALL)
+    path = write_federation(tmp_path, **QUICK)
     assert simulated(capfd, path).code == 0
     files = {name: (tmp_path / "run" / name).read_bytes() for name in RUN_FILES}
-    write_federation(tmp_path, rows=60, training={"epochs": 2, "batch_size": 32})
+    write_federation(tmp_path, **{**QUICK, "training": {"epochs": 2, "batch_size": 32}})
     ended = simulated(capfd, path)
     assert ended.code == 2
     assert "holds a run already" in ended.complaint
@@ -571,7 +574,7 @@ def test_address_that_is_not_this_machines(tmp_path: Path, capfd: Capture) -> No
     path = write_federation(tmp_path, rows=60)
     source = source_of(path)
     source["party"][0]["address"] = "192.0.2.1:0"  # reserved for documentation (RFC 5737)
-    save(tmp_path, source)
+    save_federation(tmp_path, source)
     ended = securevfl(capfd, "train", path, "--out", tmp_path / "run")
     assert ended.code == 2
     assert "192.0.2.1" in ended.complaint
@@ -656,7 +659,7 @@ def test_a_source_that_cannot_be_read_gets_one_line(
     path = write_federation(tmp_path, **SMALL)
     source = tomllib.loads(path.read_text())
     source["party"][1] |= changes
-    save(tmp_path, source)
+    save_federation(tmp_path, source)
     ended = securevfl(capfd, "simulate", path, "--out", tmp_path / "run")
     assert ended.code == 2
     assert message in ended.complaint
@@ -665,7 +668,7 @@ def test_a_source_that_cannot_be_read_gets_one_line(
 
 def test_what_was_recognised_is_said_in_a_run(tmp_path: Path, capfd: Capture) -> None:
     """A secondary's file with semicolons and decimal commas trains, and its reading is printed."""
-    path = write_federation(tmp_path, **SMALL)
+    path = write_federation(tmp_path, **QUICK)
     table = next(tmp_path.glob(tomllib.loads(path.read_text())["party"][1]["data"]))
     pd.read_csv(table).to_csv(table, index=False, sep=";", decimal=",")
     ended = securevfl(capfd, "simulate", path, "--out", tmp_path / "run")

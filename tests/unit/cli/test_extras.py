@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from helpers.federations import write_federation
 from helpers.patience import PATIENCE_S
 
 from securevfl.core.errors import EXTRAS
+from securevfl.testing import write_federation
 
 _OTHERS = ("PIL", "charset_normalizer", "platformdirs", "polars", "tomli_w")
 

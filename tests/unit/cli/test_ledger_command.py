@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.command_line import securevfl
-from helpers.federations import write_federation
 
+from securevfl.dp import Privacy
 from securevfl.dp.labels import LabelRelease
-from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.federation.released_labels import charge_labels
 from securevfl.ledger.book import ProgramUse
 from securevfl.ledger.ledger import Ledger
 from securevfl.ledger.ledger_file import LedgerFile, ledger_of_table
+from securevfl.testing import write_federation
 
 Capture = pytest.CaptureFixture[str]
 

@@ -8,7 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 from helpers.command_line import securevfl
-from helpers.federations import save, write_federation
+
+from securevfl.testing import save_federation, write_federation
 
 Capture = pytest.CaptureFixture[str]
 NAMES = ["ann", "bob", "cleopatra", "dietrich", "eve", "ferdinand", "gwendolyn", "heinz"]
@@ -27,7 +28,7 @@ def people(folder: Path, linkage: dict[str, Any], **changes: Any) -> Path:
     primary.to_csv(folder / "clinic.csv", index=False)
     second.to_csv(folder / "registry.csv", index=False)
     key = changes.get("key", ["first", "last", "born"])
-    return save(
+    return save_federation(
         folder,
         {
             "federation": {"name": "people", "task": "regression"},

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import typer
 from helpers.command_line import securevfl
-from helpers.federations import write_federation
 from helpers.patience import PATIENCE_S
 
 from securevfl.cli.main import app, main
 from securevfl.core.errors import ConfigError
+from securevfl.testing import write_federation
 from securevfl.version import __version__
 
 Capture = pytest.CaptureFixture[str]

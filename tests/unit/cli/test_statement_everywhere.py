@@ -3,18 +3,18 @@
 import html
 import json
 import re
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers.command_line import securevfl
-from helpers.federations import FROZEN, save, write_federation
+from helpers.federations import FROZEN
 from helpers.patience import PATIENCE_S
 from helpers.warm import printed
 from rich.ansi import AnsiDecoder
 
 from securevfl.dp.statement import NO_PROMISE, Statement, bounded_statement
+from securevfl.testing import write_federation
 
 Capture = pytest.CaptureFixture[str]
 NONE = {"mechanism": "none", "encoder": "frozen", "links_per_record": 2}
@@ -34,17 +34,14 @@ def promised(epsilon: float) -> Statement:
 
 
 def federation(folder: Path, privacy: dict[str, Any]) -> Path:
-    path = write_federation(
+    return write_federation(
         folder,
         rows=60,
         training={"epochs": 1, "batch_size": 32},
         privacy=privacy,
         runtime={"join_timeout_s": PATIENCE_S, "round_timeout_s": PATIENCE_S},
+        of_secondaries={"scaling": "bounds", "bounds": [-4.0, 4.0]},
     )
-    source = tomllib.loads(path.read_text())
-    for party in source["party"][1:]:
-        party |= {"scaling": "bounds", "bounds": [-4.0, 4.0]}
-    return save(folder, source)
 
 
 YELLOW = 3

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 from helpers.command_line import securevfl
-from helpers.federations import write_federation
 
 from securevfl.lab.one_run import Run
 from securevfl.lab.study_commands import StudyProgress
+from securevfl.testing import write_federation
 
 Capture = pytest.CaptureFixture[str]
 SMALL: dict[str, Any] = {

@@ -5,14 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.federations import save, write_federation
 
 from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import parse_federation
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.desk.setup.check import check_federation
 from securevfl.federation.run_facts import run_facts
-from securevfl.runtime.run_tables import read_tables
+from securevfl.testing import read_tables, save_federation, write_federation
 
 
 def source(folder: Path, **sections: Any) -> dict[str, Any]:
@@ -122,9 +121,9 @@ def test_a_number_of_classes_is_asked_for_and_held_to_the_label(tmp_path: Path) 
 
 
 def test_check_says_what_was_chosen_or_what_is_missing(tmp_path: Path) -> None:
-    found = check_federation(save(tmp_path, source(tmp_path)))
+    found = check_federation(save_federation(tmp_path, source(tmp_path)))
     assert found.as_json()["chosen"]["encoder.method"] == "class-means"
     assert found.fine, found.problems
     without = source(tmp_path, federation={"name": "test", "task": "multiclass"})
-    (problem,) = check_federation(save(tmp_path, without)).problems
+    (problem,) = check_federation(save_federation(tmp_path, without)).problems
     assert problem.startswith("federation.classes")

@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.federations import FROZEN, save, write_federation
+from helpers.federations import FROZEN
 
+from securevfl import read_federation
 from securevfl.config.disclosure import channels, require_covered_channels
 from securevfl.config.federation import FederationConfig
-from securevfl.config.reading import read_federation
 from securevfl.core.errors import PrivacyError
+from securevfl.testing import save_federation, write_federation
 
 RANGES = [[-1.0, 11.0], [-1.0, 11.0]]
 HELPERS = {"shares": ("coordinator", "dealer"), "paillier": ("coordinator",)}
@@ -23,7 +24,7 @@ def config_of(folder: Path, **linkage: Any) -> FederationConfig:
         party |= {"scaling": "bounds", "bounds": [-4.0, 4.0]}
     roles = HELPERS.get(linkage["protection"], ())
     source["party"] += [{"name": role, "role": role} for role in roles]
-    return read_federation(save(folder, source))
+    return read_federation(save_federation(folder, source))
 
 
 def guarantees(config: FederationConfig) -> dict[str, str]:

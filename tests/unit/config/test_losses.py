@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.federations import FROZEN, save, write_federation
+from helpers.federations import FROZEN
 
+from securevfl import read_federation
 from securevfl.config.disclosure import channels
 from securevfl.config.federation import FederationConfig
-from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
+from securevfl.testing import save_federation, write_federation
 
 NOISED = {"epsilon": 50.0, "delta": 1e-4, "encoder": "trained"}
 GOES_ON = {"on_loss": "continue"}
@@ -72,7 +73,7 @@ def test_a_helper_that_has_left_could_not_link_again(tmp_path: Path) -> None:
         "ranges": [[0.0, 10.0], [0.0, 10.0]],
     }
     with pytest.raises(ConfigError, match=r"coordinator leaves when links are made.*on_loss"):
-        read_federation(save(tmp_path, source))
+        read_federation(save_federation(tmp_path, source))
 
 
 def test_the_report_says_what_going_on_shows(tmp_path: Path) -> None:

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.federations import save, write_federation
 
+from securevfl import read_federation
 from securevfl.config.federation import FederationConfig
-from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
 from securevfl.lab.methods import baseline_settings, known_methods
 from securevfl.lab.one_run import method_adaptations, method_config
+from securevfl.testing import save_federation, write_federation
 
 
 def read(folder: Path, **methods: dict[str, Any]) -> FederationConfig:
@@ -45,7 +45,7 @@ def test_each_family_has_its_step_size_where_the_file_says_none(tmp_path: Path) 
     written = read_federation(path)
     source = tomllib.loads(path.read_text())
     del source["training"]["learning_rate"]
-    silent = read_federation(save(tmp_path, source))
+    silent = read_federation(save_federation(tmp_path, source))
 
     for method, expected in {
         "fet": 3e-3,

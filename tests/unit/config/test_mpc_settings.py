@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.federations import save, write_federation
 
 import securevfl as sv
 from securevfl.core.errors import ConfigError
+from securevfl.testing import save_federation, write_federation
 
 DEALER = {"name": "dealer", "role": "dealer"}
 
@@ -27,4 +27,4 @@ def test_what_does_not_go_together_is_refused(
     source = tomllib.loads(write_federation(tmp_path, secondaries=secondaries).read_text())
     source["party"] += sections.pop("party", [])
     with pytest.raises(ConfigError, match=said):
-        sv.read_federation(save(tmp_path, {**source, **sections}))
+        sv.read_federation(save_federation(tmp_path, {**source, **sections}))

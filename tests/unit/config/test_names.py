@@ -2,10 +2,10 @@
 
 import pytest
 import tomli_w
-from helpers.federations import write_federation
 
-from securevfl.config.reading import read_federation
+from securevfl import read_federation
 from securevfl.core.errors import ConfigError
+from securevfl.testing import write_federation
 from securevfl.transport.identity import provision, trust
 
 HOSTILE = [

@@ -4,15 +4,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.federations import write_federation
 
+from securevfl import read_federation
 from securevfl.config.presets import methods_with_presets, preset
-from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
 from securevfl.lab.methods import known_methods, method_family
 from securevfl.lab.one_run import method_config
 from securevfl.models.fedsim import FedSimConfig
 from securevfl.models.registry import FAMILIES
+from securevfl.testing import write_federation
 
 MODEL: dict[str, Any] = {"family": "fedsim", "preset": "paper", "neighbours": 8}
 

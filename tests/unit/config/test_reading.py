@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.federations import save, write_federation
 
+from securevfl import read_federation
 from securevfl.config.federation import FederationConfig
-from securevfl.config.reading import parse_federation, read_federation
+from securevfl.config.reading import parse_federation
 from securevfl.config.sections import parse_address
 from securevfl.core.errors import ConfigError
+from securevfl.testing import save_federation, write_federation
 
 SPELLED = """
 [linkage]
@@ -110,7 +111,7 @@ def test_ranks_and_roles(tmp_path: Path) -> None:
     path = write_federation(tmp_path, secondaries=3, rows=20)
     source = tomllib.loads(path.read_text())
     source["party"] = source["party"][1:] + source["party"][:1]
-    config = read_federation(save(tmp_path, source))
+    config = read_federation(save_federation(tmp_path, source))
     assert config.ranks == {"agency": 0, "bank-1": 1, "bank-2": 2, "bank-3": 3}
     assert config.primary.name == "agency"
     assert [party.name for party in config.secondaries] == ["bank-1", "bank-2", "bank-3"]

@@ -19,13 +19,14 @@ import pandas as pd
 import pytest
 from federation_schema import federation_schema
 from helpers.command_line import securevfl
-from helpers.federations import save, write_overlapping
+from helpers.federations import write_overlapping
 
-from securevfl.config.reading import read_federation
+from securevfl import read_federation
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.desk.setup.file_problems import Collected
 from securevfl.stages.databases import databases
+from securevfl.testing import save_federation
 from securevfl.transport.identity import own_identity, trust
 
 MARK = "w4ll"
@@ -142,7 +143,7 @@ def federation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "data": "bank.sqlite",
         "reading": {"table": "t"},
     }
-    save(root, source)
+    save_federation(root, source)
     shutil.copytree(root, outside / f"{MARK}-run")
     shutil.copy(root / "bank.sqlite", outside / f"{MARK}.sqlite")
     shutil.copy(root / "bank-1.csv", outside / f"{MARK}.csv")
@@ -222,7 +223,7 @@ def found_in(
         for text in hostile(path):
             changed = tomllib.loads(source)
             change(changed, text)
-            save(path.parent, changed)
+            save_federation(path.parent, changed)
             if there := reached(path, capfd, tried, name):
                 found[f"{name} = {text}"] = there
     return found

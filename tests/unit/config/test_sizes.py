@@ -4,11 +4,10 @@ import dataclasses
 from typing import Any, get_type_hints
 
 import pytest
-from helpers.federations import write_federation
 
+from securevfl import read_federation
 from securevfl.config.encoder import EncoderSettings
 from securevfl.config.linkage import LinkageSettings
-from securevfl.config.reading import read_federation
 from securevfl.config.sections import (
     FederationSettings,
     PartySettings,
@@ -22,6 +21,7 @@ from securevfl.lab.methods import BoostingConfig
 from securevfl.models.alone.perceptron import BaselineConfig
 from securevfl.models.pretraining import PretrainingSettings
 from securevfl.models.registry import FAMILIES
+from securevfl.testing import write_federation
 
 HUGE = 10**9
 NEEDED: dict[type[Any], dict[str, Any]] = {

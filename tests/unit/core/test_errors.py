@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import securevfl
+from securevfl import SecureVflError
 from securevfl.core import errors
 from securevfl.core.errors import (
     BudgetExceededError,
@@ -17,7 +18,6 @@ from securevfl.core.errors import (
     PartyLostError,
     PrivacyError,
     ProtocolError,
-    SecureVflError,
     StorageError,
     of_this_machine,
 )

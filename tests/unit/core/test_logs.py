@@ -10,13 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.command_line import securevfl
-from helpers.federations import write_federation
 from opentelemetry._logs import set_logger_provider
 from opentelemetry.sdk._logs import LoggerProvider
 from opentelemetry.sdk._logs.export import InMemoryLogRecordExporter, SimpleLogRecordProcessor
 
+from securevfl import SecureVflError
 from securevfl.core import logs, progress
-from securevfl.core.errors import DataError, SecureVflError
+from securevfl.core.errors import DataError
+from securevfl.testing import write_federation
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +67,11 @@ def test_data_is_no_figure(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_command_writes_json_lines(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """From its start to its end, each line for itself; a refusal has its class and exit code."""
-    fed = write_federation(tmp_path, rows=60, training={"epochs": 1, "batch_size": 16})
+    fed = write_federation(
+        tmp_path,
+        rows=60,
+        training={"epochs": 1, "batch_size": 16},
+    )
     path = tmp_path / "log.jsonl"
     root = ("--data-root", tmp_path)
     ended = securevfl(capfd, "--log-json", path, "simulate", fed, "--out", tmp_path / "run", *root)

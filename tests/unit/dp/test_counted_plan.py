@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from securevfl.core.errors import ConfigError
+from securevfl.dp import Privacy
 from securevfl.dp.events import GaussianRelease
 from securevfl.dp.gaussian import gaussian_epsilon
-from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.core.settings import read_settings
-from securevfl.dp.privacy import Privacy
+from securevfl.dp import Privacy
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,11 @@ from dataclasses import replace
 import pytest
 
 from securevfl.core.errors import ConfigError, PrivacyError
-from securevfl.dp import release_plan
+from securevfl.dp import Privacy, release_plan
 from securevfl.dp.accountant import pld_epsilon
 from securevfl.dp.budget import Budget
 from securevfl.dp.events import SampledRelease
 from securevfl.dp.gaussian import gaussian_epsilon, gaussian_noise_multiplier
-from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
 
 

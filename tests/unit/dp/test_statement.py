@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from securevfl.core.errors import ConfigError
+from securevfl.dp import Privacy
 from securevfl.dp.labels import LabelTotal
-from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.dp.statement import (
     NO_PROMISE,

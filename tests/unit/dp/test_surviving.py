@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from securevfl.dp import Privacy
 from securevfl.dp.events import Unit
 from securevfl.dp.gaussian import gaussian_noise_multiplier
-from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.lab.survival import noise_a_number, partners_for_half, rows_to_see, surviving_share
 

@@ -15,21 +15,20 @@ import pytest
 import torch
 from helpers.assisted import write_assisted
 from helpers.command_line import securevfl
-from helpers.federations import FROZEN, KEYS, write_federation
+from helpers.federations import FROZEN
 from helpers.kept import FEATURES, kept, write_kept_run
 from scipy.spatial import cKDTree
 
-from securevfl.config.reading import read_federation
+from securevfl import read_federation
 from securevfl.core.errors import ConfigError
 from securevfl.data.tables import PartyTable
 from securevfl.exporting.export import TOLERANCE, export_run
 from securevfl.exporting.formats import FORMATS
 from securevfl.exporting.parts import PrimaryModule
 from securevfl.federation.build import build_bottom
-from securevfl.runtime.run_options import RunOptions
-from securevfl.runtime.run_tables import read_tables
-from securevfl.runtime.simulation import simulate_federation
+from securevfl.testing import run_in_process, write_federation
 
+KEYS = ["lon", "lat"]
 FET = {
     "family": "fet", "neighbours": 4, "hidden": 8, "heads": 2,
     "fourier_features": 8, "fourier_width": 8, "average_positions_every": 0,
@@ -139,8 +138,7 @@ def test_exported_parts_together_predict_as_the_run_did(tmp_path: Path) -> None:
     )
     config = read_federation(path)
     run = tmp_path / "run"
-    tables = read_tables(config, tmp_path)
-    simulate_federation(config, tables, RunOptions(run_folder=run), with_alone=False)
+    run_in_process(config, run, data_root=tmp_path)
     parts = {one.party: onnxruntime.InferenceSession(one.path) for one in export_run(config, run)}
     said = pd.read_csv(run / "predictions.csv")
     rows = said["row"].to_numpy() - 1
@@ -221,8 +219,7 @@ def test_a_primary_with_labels_alone_has_a_half_too(tmp_path: Path) -> None:
     pd.read_csv(table)[[*KEYS, "y"]].to_csv(table, index=False)
     config = read_federation(path)
     run = tmp_path / "run"
-    tables = read_tables(config, tmp_path)
-    simulate_federation(config, tables, RunOptions(run_folder=run), with_alone=False)
+    run_in_process(config, run, data_root=tmp_path)
     for kind in FORMATS:
         written = export_run(config, run, kind=kind)
         assert [one.party for one in written] == ["agency", "bank-1", "bank-2"]

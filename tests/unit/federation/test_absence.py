@@ -11,10 +11,10 @@ from unittest import mock
 
 import pytest
 import torch
-from helpers.federations import FROZEN, save, write_federation
+from helpers.federations import FROZEN
 
+from securevfl import read_federation
 from securevfl.config.federation import FederationConfig
-from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, PrivacyError, ProtocolError
 from securevfl.data.tables import PartyTable
 from securevfl.federation.messages import PredictRequest, Welcome
@@ -32,17 +32,22 @@ from securevfl.federation.session.party_files import PartyFiles
 from securevfl.runtime import helper_party, joining, secondary_party
 from securevfl.runtime.party import PartySession
 from securevfl.runtime.run_options import PartyJob
+from securevfl.testing import save_federation, write_federation
 from securevfl.transport.star import SecondaryTransport
 
 PREDICTS = RunFacts(rows=0, train_rows=0, validation_rows=0, test_rows=0, predicts=True)
 
 
 def config_of(folder: Path, **sections: Any) -> FederationConfig:
-    path = write_federation(folder, rows=20, secondaries=3, **sections)
-    source = tomllib.loads(path.read_text())
-    for party in source["party"][1:]:
-        party |= {"scaling": "bounds", "bounds": [-4.0, 4.0]}
-    return read_federation(save(folder, source))
+    return read_federation(
+        write_federation(
+            folder,
+            rows=20,
+            secondaries=3,
+            **sections,
+            of_secondaries={"scaling": "bounds", "bounds": [-4.0, 4.0]},
+        )
+    )
 
 
 def test_how_few_may_answer_follows_from_what_protects(tmp_path: Path) -> None:
@@ -155,7 +160,7 @@ def test_a_request_to_others_than_the_sessions_parties_is_refused(
     )
     source = tomllib.loads(path.read_text())
     source["party"] += [{"name": name, "role": name} for name in ("coordinator", "dealer")]
-    config = read_federation(save(tmp_path, source))
+    config = read_federation(save_federation(tmp_path, source))
     asked = PredictRequest(run=new_run(), rows=4, predicted_rows=2, active=active)
     star = mock.Mock(spec=Joined, facts=replace(PREDICTS, active=session))
     star.transport = mock.Mock(spec=SecondaryTransport)

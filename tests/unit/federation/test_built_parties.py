@@ -10,12 +10,11 @@ import pandas as pd
 import pytest
 import torch
 from helpers.built import Built, built, write_tables
-from helpers.federations import save
 from helpers.ring_keys import random_pair_keys
 from helpers.secondaries import answer
 from helpers.star import make_star, together
 
-from securevfl.config.reading import read_federation
+from securevfl import read_federation
 from securevfl.core.errors import BudgetExceededError, DataError, PrivacyError, ProtocolError
 from securevfl.federation.messages import RoundPlan
 from securevfl.federation.over_star import serve, sum_from_secondary
@@ -23,6 +22,7 @@ from securevfl.federation.rounds.aggregation import MeanOfPooledRecords, MeanOfR
 from securevfl.federation.rounds.secondary import save_nothing
 from securevfl.federation.run_facts import RunFacts
 from securevfl.federation.run_plan import Purpose, RunPlan, plan_run
+from securevfl.testing import save_federation
 
 ROWS, BATCH, CAP, LINKS = 60, 20, 2, 4
 MODEL = {"neighbours": LINKS, "hidden": 8, "heads": 2, "release": "pooled"}
@@ -205,7 +205,7 @@ def write_gaps(folder: Path, declared: dict[str, object]) -> Path:
     party |= declared
     if "bounds" not in declared:
         party["bounds"] = {f"f{axis}": [-1.0, 1.0] for axis in range(3)}
-    return save(folder, source)
+    return save_federation(folder, source)
 
 
 def test_a_table_with_gaps_is_released_under_a_promise(tmp_path: Path) -> None:

@@ -6,15 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.class_means import write_class_means
-from helpers.federations import write_federation
 from helpers.star import WAIT_S, make_star
 
-from securevfl.config.reading import read_federation
+from securevfl import read_federation
 from securevfl.core.errors import AuthenticationError, ConfigError, PartyTimeoutError, ProtocolError
 from securevfl.federation.messages import Hello, RoundKind
 from securevfl.federation.run_facts import RunFacts
 from securevfl.federation.session import handshake
 from securevfl.mpc.session_key import SessionKey
+from securevfl.testing import write_federation
 from securevfl.transport.identity import Identity
 from securevfl.transport.message import Message
 

@@ -7,15 +7,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-import torch
-from helpers.federations import save
 
-from securevfl.config.reading import read_federation
+from securevfl import read_federation
 from securevfl.data.frames import from_frame
 from securevfl.federation.party_inputs import own_inputs
-from securevfl.runtime.run_options import RunOptions
-from securevfl.runtime.run_tables import read_tables, table_warnings
-from securevfl.runtime.simulation import simulate_federation
+from securevfl.runtime.run_tables import table_warnings
+from securevfl.testing import read_tables, run_in_process, save_federation
 
 ROWS = 400
 
@@ -43,7 +40,7 @@ def federation(folder: Path, keys: dict[str, Any], **model: Any) -> Path:
     }
     for party in source["party"]:
         party |= {"data": f"{party['name']}.csv", "key": list(keys)}
-    return save(folder, source)
+    return save_federation(folder, source)
 
 
 def ids(count: int = ROWS) -> np.ndarray:
@@ -76,7 +73,7 @@ def test_a_family_that_reads_places_warns_of_ids(tmp_path: Path, keys: str, warn
     """FeT encodes where keys lie, which of ids is nowhere."""
     path = federation(tmp_path, KEYS[keys][0])
     source = tomllib.loads(path.read_text(encoding="utf-8"))
-    config = read_federation(save(tmp_path, {**source, "model": {"family": "fet"}}))
+    config = read_federation(save_federation(tmp_path, {**source, "model": {"family": "fet"}}))
     table = read_tables(config, tmp_path)["agency"]
     said = " ".join(table_warnings(config, config.primary, table))
     assert ("reads keys as places" in said) == warned
@@ -90,8 +87,8 @@ def test_a_baseline_does_not_learn_how_the_file_was_made(tmp_path: Path, asked: 
     """
     path = federation(tmp_path, {"id": ids()}, **({"keys_as_features": True} if asked else {}))
     config = read_federation(path)
-    tables, cpu = read_tables(config, tmp_path), torch.device("cpu")
-    run = simulate_federation(config, tables, RunOptions(run_folder=tmp_path / "run", device=cpu))
+    tables = read_tables(config, tmp_path)
+    run = run_in_process(config, tmp_path / "run", tables=tables, with_alone=True)
     assert run.metrics["alone"]["metrics"]["r2"] == pytest.approx(0.9 if asked else 0, abs=0.15)
     rows = pd.read_csv(tmp_path / "agency.csv").drop(columns="y")
     predicted = run.predict(rows)

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers.federations import FROZEN, write_federation
+from helpers.federations import FROZEN
 
-from securevfl.config.reading import read_federation
+from securevfl import read_federation
 from securevfl.core.errors import PrivacyError
 from securevfl.federation.rounds.cached_release import CachedRelease
 from securevfl.federation.run_facts import RunFacts
@@ -16,6 +16,7 @@ from securevfl.federation.state_folder import StateFolder
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.sampling import FixedLinks
+from securevfl.testing import write_federation
 
 RUN = "1" * 32
 FIRST, SECOND = np.arange(32), np.arange(32, 60)

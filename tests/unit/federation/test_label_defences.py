@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.federations import FROZEN, write_federation
-from helpers.undisturbed import simulated
+from helpers.federations import FROZEN
 
-from securevfl.config.reading import read_federation
+from securevfl import read_federation
 from securevfl.config.sections import TrainingSettings
 from securevfl.core.errors import ConfigError
 from securevfl.desk.report.page import write_report
@@ -24,9 +23,7 @@ from securevfl.federation.rounds.label_defences import (
 )
 from securevfl.federation.state_folder import read_state
 from securevfl.lab.attacks.run_audit import audit_run
-from securevfl.runtime.run_options import RunOptions
-from securevfl.runtime.run_tables import read_tables
-from securevfl.runtime.simulation import simulate_federation
+from securevfl.testing import run_in_process, write_federation
 
 NO_BASE = {"base": {"estimator": "none"}}
 
@@ -123,7 +120,7 @@ def test_distance_correlation_is_1_of_a_line_and_small_of_noise() -> None:
 
 def test_labels_under_an_epsilon_are_drawn_charged_and_trained_on(tmp_path: Path) -> None:
     sections = {**NO_BASE, "training": {"label_epsilon": 1.0, "epochs": 2}}
-    run = simulated(write_federation(tmp_path, **sections), tmp_path / "run", record_mib=16)
+    run = run_in_process(write_federation(tmp_path, **sections), tmp_path / "run", record_mib=16)
     labels = run.metrics["privacy"]["labels"]
     assert (labels["epsilon"], labels["mechanism"], labels["delta"]) == (1.0, "randomised", 0.0)
     assert "how any one of the primary's training rows is labelled" in labels["statement"]
@@ -134,9 +131,7 @@ def test_labels_under_an_epsilon_are_drawn_charged_and_trained_on(tmp_path: Path
     share = (kept["labels"] == true[kept["rows"]]).double().mean()
     assert float(share) == pytest.approx(keep_probability(1.0, 3), abs=0.2)
     # A resumed run trains on the same draw, and pays once.
-    config = read_federation(tmp_path / "fed.toml")
-    resumed = RunOptions(run_folder=tmp_path / "run", resume=True, record_mib=16)
-    again = simulate_federation(config, read_tables(config, tmp_path), resumed, with_alone=False)
+    again = run_in_process(tmp_path / "fed.toml", tmp_path / "run", resume=True, record_mib=16)
     assert again.metrics["privacy"]["labels"]["epsilon"] == 1.0
     drawn = read_state(tmp_path / "run" / "parties" / "agency" / "labels.pt")["state"]["labels"]
     assert torch.equal(drawn, kept["labels"])
@@ -149,7 +144,7 @@ def test_a_heuristic_promises_nothing_and_changes_what_is_learned(tmp_path: Path
     def run_of(name: str, **defence: float) -> tuple[list[float], str]:
         (tmp_path / name).mkdir()
         path = write_federation(tmp_path / name, rows=96, training={"epochs": 2, **defence})
-        run = simulated(path, tmp_path / name / "run")
+        run = run_in_process(path, tmp_path / name / "run")
         about = "aggregates" if name == "distance_correlation" else "gradients"
         channels = run.metrics["privacy"]["channels"]
         (guarantee,) = [one["guarantee"] for one in channels if one["channel"] == about]

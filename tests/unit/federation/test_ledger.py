@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from securevfl.core.errors import BudgetExceededError, ConfigError, PrivacyError
-from securevfl.dp.privacy import Privacy
+from securevfl.dp import Privacy
 from securevfl.dp.release_plan import FittingPlan, ReleasePlan
 from securevfl.ledger.ledger import Ledger
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from securevfl.core.errors import BudgetExceededError, PrivacyError
+from securevfl.dp import Privacy
 from securevfl.dp.accountant import epsilon_of
 from securevfl.dp.events import GaussianRelease, Unit
 from securevfl.dp.gaussian import composed_multiplier
-from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.dp.sensitivity import gradient_sensitivity
 from securevfl.ledger.ledger import Ledger

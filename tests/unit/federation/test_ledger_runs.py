@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from securevfl.core.errors import BudgetExceededError, ConfigError, PrivacyError
+from securevfl.dp import Privacy
 from securevfl.dp.accountant import epsilon_of
-from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import FittingPlan, ReleasePlan
 from securevfl.ledger.book import LedgerBook, Limit
 from securevfl.ledger.chain import ChainedFile

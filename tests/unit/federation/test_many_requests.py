@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from securevfl.core.errors import BudgetExceededError
+from securevfl.dp import Privacy
 from securevfl.dp.accountant import epsilon_of
-from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.ledger.book import Session, epsilon_of_sessions
 from securevfl.ledger.ledger import Ledger

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.federations import write_federation
 from helpers.full_disk import at_most
 
-from securevfl.config.reading import read_federation
+from securevfl import read_federation
 from securevfl.core.errors import BudgetExceededError, ConfigError, StorageError
 from securevfl.federation.run_facts import RunFacts, new_run
 from securevfl.federation.run_plan import RunPlan, plan_run
 from securevfl.federation.session.party_files import PartyFiles
 from securevfl.ledger.book import Limit, ProgramUse
 from securevfl.ledger.ledger_file import allow_programs, set_limit, summary_of
+from securevfl.testing import write_federation
 
 FACTS = RunFacts(rows=60, train_rows=42, validation_rows=6, test_rows=12)
 NOISED = {"epsilon": 4.0, "delta": 1e-4, "encoder": "trained"}

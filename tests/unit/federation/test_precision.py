@@ -16,7 +16,7 @@ from helpers.labelled_runs import RUNS, run, write
 from helpers.secondaries import FEATURES, LINKS, ROWS, WIDTH, make_secondary
 from torch import nn
 
-from securevfl.config.reading import read_federation
+from securevfl import read_federation
 from securevfl.core.devices import computing_in
 from securevfl.core.errors import ConfigError
 from securevfl.core.progress import ProgressEvent, RoundDone

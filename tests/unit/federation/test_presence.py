@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.federations import write_federation
 
+from securevfl import read_federation
 from securevfl.config.federation import FederationConfig
-from securevfl.config.reading import read_federation
 from securevfl.config.sections import TrainingSettings
 from securevfl.core.errors import ConfigError, ProtocolError
 from securevfl.federation.checkpoint import Checkpoints
@@ -30,6 +29,7 @@ from securevfl.federation.session.membership import least_secondaries, require_a
 from securevfl.federation.session.request_validator import RequestValidator, SessionLimits
 from securevfl.federation.state_folder import PRESENCE, StateFolder
 from securevfl.models.tasks import TaskHead
+from securevfl.testing import write_federation
 
 NAMES = {1: "bank-1", 2: "bank-2", 3: "bank-3"}
 RUN = "1" * 32

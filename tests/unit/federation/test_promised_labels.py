@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.federations import FROZEN, save
+from helpers.federations import FROZEN
 from stages.class_means.test_class_means_in_runs import CLASS_MEANS, MODEL, run, write_means
 
-from securevfl.config.reading import read_federation
+from securevfl import read_federation
 from securevfl.core.errors import BudgetExceededError
+from securevfl.dp import Privacy
 from securevfl.dp.class_sums import SumFormat
 from securevfl.dp.gaussian import gaussian_noise_multiplier
 from securevfl.dp.noise_tables import NoiseTables
-from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.federation import build
 from securevfl.federation.run_facts import run_facts
@@ -25,8 +25,8 @@ from securevfl.federation.saved_model import load_model
 from securevfl.federation.state_folder import StateFolder
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.spec import LinkedPrimary
-from securevfl.runtime.run_tables import read_tables
 from securevfl.stages.class_means.class_labels import class_labels_of
+from securevfl.testing import read_tables, save_federation
 
 
 def test_label_noise_of_a_regression_is_for_all_rows_that_one_label_moves(
@@ -46,7 +46,7 @@ def test_label_noise_of_a_regression_is_for_all_rows_that_one_label_moves(
     )
     source = dict(read_federation(path).source)
     source["party"].append({"name": "dealer", "role": "dealer"})
-    config = read_federation(save(tmp_path, source))
+    config = read_federation(save_federation(tmp_path, source))
     run(path, tmp_path / "run")
 
     assert config.labels_moved == 3

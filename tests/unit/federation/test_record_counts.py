@@ -3,7 +3,6 @@
 import json
 import os
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -15,14 +14,8 @@ from hypothesis import strategies as st
 
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.data.tables import KeyTable
-from securevfl.dp.privacy import Privacy
-from securevfl.dp.release_plan import ReleasePlan
-from securevfl.federation.rounds.counted_release import CountedRelease
 from securevfl.ledger.chain import ChainedFile
-from securevfl.ledger.ledger import Ledger
 from securevfl.ledger.record_counts import FILE, RecordCounts
-from securevfl.linkage.links import LinkTable
-from securevfl.linkage.sampling import FixedLinks
 
 RECORDS = 6
 
@@ -111,48 +104,6 @@ def test_counts_outlive_the_process(asked: tuple[Path, Answering]) -> None:
     after = released(world.folder / "bank-1")
     assert len(set(after)) == len(after), "each record once, over all processes"
     assert after[: len(before)] == before
-
-
-def test_counts_are_on_the_disk_before_the_ledger_has_their_release(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A machine that fails between the two has counted a release that was never made."""
-    synced: list[str] = []
-    sync = os.fsync
-
-    def noted(handle: int) -> None:
-        sync(handle)
-        file = os.fstat(handle).st_ino
-        synced.extend(one.name for one in tmp_path.iterdir() if one.stat().st_ino == file)
-
-    privacy = Privacy(noise_multiplier=1.0, encoder="frozen", links_per_record=2)
-    plan = ReleasePlan(
-        privacy=privacy,
-        parties=1,
-        min_active=1,
-        rounds=3,
-        rows_per_round=2,
-        row_releases=6,
-        releases_per_row=1,
-        links=2,
-        pooled=True,
-        contested=False,
-        releases_per_record=2,
-    )
-    path = tmp_path / "ledger.jsonl"
-    with closing(Ledger(path, party="bank", plan=plan, noise_share_std=1.0)) as ledger:
-        ledger.count_records(tmp_path, keys_of())
-        table = LinkTable(indices=np.arange(12).reshape(6, 2) % 4, distances=np.ones((6, 2)))
-        release = CountedRelease(FixedLinks(table=table), ledger, most=2)
-        # The first line of a file is written with it.
-        release.charge(round_number=1, rows=np.arange(2), purpose="predict")
-        for number in (1, 2):
-            with monkeypatch.context() as patch:
-                patch.setattr(os, "fsync", noted)
-                rows = np.arange(2) + 2 * number
-                release.charge(round_number=number + 1, rows=rows, purpose="predict")
-    assert synced == [FILE, path.name] * 2
-    assert json.loads(path.read_text().splitlines()[-1])["kind"] == "charge"
 
 
 def without_last(path: Path) -> None:

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from securevfl.core.errors import PrivacyError
+from securevfl.dp import Privacy
 from securevfl.dp.labels import LabelRelease, labels_together
-from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.federation.released_labels import charge_labels
 from securevfl.ledger.ledger import Ledger

@@ -11,10 +11,10 @@ import pytest
 from helpers.counted import MODEL, Answering, write_counted
 
 from securevfl.core.errors import BudgetExceededError, ConfigError, PrivacyError
+from securevfl.dp import Privacy
 from securevfl.dp.accountant import epsilon_of
 from securevfl.dp.events import GaussianRelease
 from securevfl.dp.gaussian import gaussian_noise_multiplier
-from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.ledger.book import Limit, recompute_figures, until_end
 from securevfl.ledger.chain import read_chain

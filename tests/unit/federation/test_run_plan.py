@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.federations import FROZEN, save, write_federation
+from helpers.federations import FROZEN
 
-from securevfl.config.reading import read_federation
+from securevfl import read_federation
 from securevfl.core.errors import ProtocolError
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.federation.rounds.cut import CutLayer
@@ -16,20 +16,20 @@ from securevfl.federation.run_facts import RunFacts
 from securevfl.federation.run_plan import plan_run
 from securevfl.mpc.ring_format import RingFormat
 from securevfl.mpc.sum_to import InProcessSum
-from securevfl.runtime.run_options import RunOptions
-from securevfl.runtime.run_tables import read_tables
-from securevfl.runtime.simulation import simulate_federation
+from securevfl.testing import run_in_process, write_federation
 
 FACTS = RunFacts(rows=60, train_rows=42, validation_rows=6, test_rows=12)
 DP_TRAINED = {"epsilon": 40.0, "delta": 1e-4, "encoder": "dp-trained", "links_per_record": 2}
 
 
 def bounded(folder: Path, privacy: Mapping[str, Any]) -> Path:
-    path = write_federation(folder, rows=60, privacy=dict(privacy), model={"release": "pooled"})
-    source = dict(read_federation(path).source)
-    for party in source["party"][1:]:
-        party |= {"scaling": "bounds", "bounds": [-4.0, 4.0]}
-    return save(folder, source)
+    return write_federation(
+        folder,
+        rows=60,
+        privacy=dict(privacy),
+        model={"release": "pooled"},
+        of_secondaries={"scaling": "bounds", "bounds": [-4.0, 4.0]},
+    )
 
 
 @pytest.mark.parametrize("privacy", [FROZEN, DP_TRAINED], ids=["frozen", "dp-trained"])
@@ -45,13 +45,7 @@ def test_a_run_calibrates_its_noise_once(
         return calibrated[-1]
 
     monkeypatch.setattr(ReleasePlan, "noise_share_std", counted)
-    config = read_federation(bounded(tmp_path, privacy))
-    result = simulate_federation(
-        config,
-        read_tables(config, tmp_path),
-        RunOptions(run_folder=tmp_path / "run"),
-        with_alone=False,
-    )
+    result = run_in_process(bounded(tmp_path, privacy), tmp_path / "run")
 
     assert len(calibrated) == 1
     assert result.metrics["privacy"]["noise_share_std"] == calibrated[0] > 0

@@ -5,17 +5,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.federations import write_federation
 from helpers.ring_keys import random_pair_keys
 
+from securevfl import read_federation
 from securevfl.config.disclosure import channels
 from securevfl.config.federation import FederationConfig
-from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
 from securevfl.federation.over_star import sum_from_secondary
 from securevfl.federation.run_facts import RunFacts
 from securevfl.federation.run_plan import plan_run
 from securevfl.mpc.masks import PairwiseMasks
+from securevfl.testing import write_federation
 from securevfl.transport.star import SecondaryTransport
 
 FACTS = RunFacts(rows=40, train_rows=30, validation_rows=5, test_rows=5)

@@ -10,19 +10,16 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from helpers.federations import write_federation
 from helpers.fixed_entropy import fixed_entropy
 from helpers.secondaries import FEATURES, LINKS, RECORDS, ROWS, WIDTH, answer, make_secondary
 
-from securevfl.config.reading import read_federation
+from securevfl import read_federation
 from securevfl.federation.messages import RoundPlan
 from securevfl.federation.rounds import stacks
 from securevfl.models.fet.fet_bottom import FeTBottom
 from securevfl.models.fet.settings import FeTConfig
 from securevfl.models.pairs import ManyLinksSettings, RecordBottom
-from securevfl.runtime.run_options import RunOptions
-from securevfl.runtime.run_tables import read_tables
-from securevfl.runtime.simulation import simulate_federation
+from securevfl.testing import run_in_process, write_federation
 
 SECONDARIES = 5
 # Plain steps: Adam makes whole steps of the rounding of gradients that are nothing but rounding.
@@ -49,9 +46,8 @@ def counted_stacks(largest: int) -> Iterator[list[int]]:
 def run(path: Path, out: Path, *, largest: int) -> tuple[list[float], dict[str, Any], list[int]]:
     """Return losses, what every secondary has saved of the last epoch, and sizes of stacks."""
     config = read_federation(path)
-    tables = read_tables(config, path.parent)
     with fixed_entropy(), counted_stacks(largest) as sizes:
-        result = simulate_federation(config, tables, RunOptions(run_folder=out), with_alone=False)
+        result = run_in_process(config, out, data_root=path.parent)
     saved = {
         party.name: torch.load(out / "parties" / party.name / "epoch-1.pt")["state"]
         for party in config.secondaries

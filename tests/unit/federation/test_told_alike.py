@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 import torch
 from helpers.built import Built, built
-from helpers.federations import FROZEN, save, write_federation
+from helpers.federations import FROZEN
 from helpers.lying_primary import Line, QuietError, done, gradient_for
 from torch import Tensor
 
-from securevfl.config.reading import read_federation
-from securevfl.core.errors import SecureVflError
+from securevfl import SecureVflError, read_federation
 from securevfl.federation.messages import AverageRequest, EpochMark, Mean, RoundPlan
 from securevfl.federation.over_star import serve, sum_from_secondary
 from securevfl.federation.rounds.secondary import save_nothing
@@ -27,6 +26,7 @@ from securevfl.models.fet.positions import position_weights
 from securevfl.mpc.masks import PairwiseMasks
 from securevfl.mpc.session_key import SessionKey
 from securevfl.mpc.sum_to import SumTo
+from securevfl.testing import save_federation, write_federation
 from securevfl.transport.message import Message
 
 RUN = "5" * 32
@@ -273,7 +273,7 @@ def write_frozen(folder: Path) -> Path:
     source = dict(read_federation(path).source)
     for party in source["party"][1:]:
         party |= {"scaling": "bounds", "bounds": [-4.0, 4.0]}
-    return save(folder, source)
+    return save_federation(folder, source)
 
 
 def releases(one: Built, *, moved: int = 0) -> list[Message]:

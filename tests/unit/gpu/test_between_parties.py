@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 import torch
 from helpers.assisted import LINEAR
-from helpers.federations import FROZEN, save, write_federation, write_overlapping
+from helpers.federations import FROZEN, write_overlapping
 from helpers.labelled_cuda import labelled_cuda, waits, watched
 from helpers.star import together
 
-from securevfl.config.reading import read_federation
+from securevfl import read_federation
 from securevfl.federation.session.party_files import LOG_FILE
 from securevfl.runtime.launching import Outcome, run_party
 from securevfl.runtime.run_options import PartyJob, PredictionJob
 from securevfl.runtime.trained_run import trained_run
+from securevfl.testing import save_federation, write_federation
 from securevfl.transport.identity import provision
 
 SMALL = {"epochs": 1, "batch_size": 16}
@@ -64,7 +65,7 @@ def write(folder: Path, sections: dict[str, Any]) -> Path:
     for party in source["party"][1:]:
         if sections.get("privacy") is FROZEN:
             party |= {"scaling": "bounds", "bounds": [-5.0, 5.0]}
-    return save(folder, source)
+    return save_federation(folder, source)
 
 
 def run(path: Path, out: Path, **more: Any) -> Outcome:

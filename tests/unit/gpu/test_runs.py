@@ -8,11 +8,10 @@ import pandas as pd
 import pytest
 import torch
 from helpers.assisted import LINEAR
-from helpers.federations import write_federation
 from helpers.labelled_cuda import device_of, labelled_cuda, operations
 from helpers.labelled_runs import RUNS, run, write
 
-from securevfl.config.reading import read_federation
+from securevfl import read_federation
 from securevfl.core.progress import ProgressEvent, RoundDone
 from securevfl.federation.rounds.primary import Primary
 from securevfl.lab.comparison import Comparison, compare_methods
@@ -20,6 +19,7 @@ from securevfl.lab.contribution import contribution
 from securevfl.models.alone.choice import Decision, decide
 from securevfl.models.fedhssl.augment import Augmentation, AugmentedImages, CorruptedFeatures
 from securevfl.models.fedhssl.encoders import CategoricalColumn
+from securevfl.testing import write_federation
 
 
 @pytest.mark.parametrize("name", RUNS)

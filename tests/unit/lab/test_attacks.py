@@ -15,13 +15,12 @@ import torch
 from helpers.altered_mechanisms import SameInEveryRound, scaled, without_noise, wrapped
 from helpers.assisted import write_assisted
 from helpers.class_means import write_class_means
-from helpers.federations import FROZEN, save, write_federation, write_overlapping
+from helpers.federations import FROZEN, write_overlapping
 from helpers.fixed_entropy import fixed_entropy
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import securevfl.linkage.sampling
-from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
 from securevfl.desk.report.page import write_report
 from securevfl.federation.build import build_secondary, optimizer_of
@@ -29,9 +28,8 @@ from securevfl.federation.rounds.secondary import Secondary
 from securevfl.federation.state_folder import read_state, write_state
 from securevfl.lab.attacks.run_audit import all_attacks, attack_names, audit_run
 from securevfl.lab.commands import app
-from securevfl.runtime import secondary_run, simulation
-from securevfl.runtime.run_options import RunOptions
-from securevfl.runtime.run_tables import read_tables
+from securevfl.runtime import secondary_run
+from securevfl.testing import run_in_process, save_federation, write_federation
 
 BOUNDED = '[[party]]\nscaling = "bounds"\nbounds = [-4, 4]'
 NOISY = {**FROZEN, "epsilon": 8.0, "links_per_record": 1}
@@ -43,9 +41,7 @@ def recorded(folder: Path, *, bounded: bool = False, **sections: Any) -> Path:
     path = write_federation(folder, **sections)
     if bounded:
         path.write_text(path.read_text().replace("[[party]]", BOUNDED))
-    config = read_federation(path)
-    options = RunOptions(run_folder=folder / "run", record_mib=64)
-    simulation.simulate_federation(config, read_tables(config, folder), options, with_alone=False)
+    run_in_process(path, folder / "run", record_mib=64)
     return folder / "run"
 
 
@@ -217,9 +213,7 @@ def test_lengths_of_gradients_tell_a_rare_class(tmp_path: Path) -> None:
     frame = pd.read_csv(tmp_path / "agency.csv")
     frame["y"] = (frame["y"] == 2).astype(int)
     frame.to_csv(tmp_path / "agency.csv", index=False)
-    config = read_federation(path)
-    options = RunOptions(run_folder=tmp_path / "run", record_mib=64)
-    simulation.simulate_federation(config, read_tables(config, tmp_path), options, with_alone=False)
+    run_in_process(path, tmp_path / "run", record_mib=64)
     one = found(tmp_path / "run", "gradient-norm")["gradient-norm"]
     assert one["measure"] == "AUC"
     assert one["value"] > 0.8
@@ -290,9 +284,7 @@ def by_ids(folder: Path, protection: str, *, ids: Callable[[Any], Any]) -> Path:
         frame = pd.read_csv(table)
         frame["id"] = ids(frame["id"])
         frame.to_csv(table, index=False)
-    config = read_federation(save(folder, source))
-    options = RunOptions(run_folder=folder / "run", record_mib=64)
-    simulation.simulate_federation(config, read_tables(config, folder), options, with_alone=False)
+    run_in_process(save_federation(folder, source), folder / "run", record_mib=64)
     return folder / "run"
 
 
@@ -315,9 +307,7 @@ def coordinated(folder: Path, *helpers: str, **linkage: Any) -> Path:
     source = tomllib.loads(write_federation(folder, training={"epochs": 1}).read_text())
     source["linkage"] = {"ranges": [[-1, 11], [-1, 11]], **linkage}
     source["party"] += [{"name": one, "role": one} for one in helpers]
-    config = read_federation(save(folder, source))
-    options = RunOptions(run_folder=folder / "run", record_mib=64)
-    simulation.simulate_federation(config, read_tables(config, folder), options, with_alone=False)
+    run_in_process(save_federation(folder, source), folder / "run", record_mib=64)
     return folder / "run"
 
 
@@ -380,9 +370,7 @@ def test_what_cannot_be_tried_says_why(tmp_path: Path) -> None:
 
 
 def test_residuals_of_assisted_boosting_give_labels_away(tmp_path: Path) -> None:
-    config = read_federation(write_assisted(tmp_path))
-    options = RunOptions(run_folder=tmp_path / "run", record_mib=64)
-    simulation.simulate_federation(config, read_tables(config, tmp_path), options, with_alone=False)
+    run_in_process(write_assisted(tmp_path), tmp_path / "run", record_mib=64)
     audit = audit_run(tmp_path / "run", ["residuals", "gradient-direction"])
     (one,) = audit.findings
     assert one["value"] == 1.0
@@ -391,9 +379,11 @@ def test_residuals_of_assisted_boosting_give_labels_away(tmp_path: Path) -> None
 
 
 def test_class_means_are_read_as_labels(tmp_path: Path) -> None:
-    config = read_federation(write_class_means(tmp_path, labels="plaintext", dealer=False))
-    options = RunOptions(run_folder=tmp_path / "run", record_mib=64)
-    simulation.simulate_federation(config, read_tables(config, tmp_path), options, with_alone=False)
+    run_in_process(
+        write_class_means(tmp_path, labels="plaintext", dealer=False),
+        tmp_path / "run",
+        record_mib=64,
+    )
     audit = audit_run(tmp_path / "run", ["class-sums"])
     assert {one["attacker"] for one in audit.findings} == {"bank-1", "bank-2"}
     assert all(0.2 < one["value"] < 1 for one in audit.findings)

@@ -9,12 +9,11 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from helpers.federations import write_federation
 
-from securevfl.config.reading import read_federation
+from securevfl import SecureVflError, read_federation
 from securevfl.config.sections import TrainingSettings
 from securevfl.core import settings
-from securevfl.core.errors import ConfigError, SecureVflError
+from securevfl.core.errors import ConfigError
 from securevfl.core.progress import EpochDone
 from securevfl.federation.base import Base, fit_base
 from securevfl.lab.comparison import Comparison, compare_methods
@@ -23,9 +22,7 @@ from securevfl.lab.one_run import LeftOut, Recipe, Run, run_config
 from securevfl.lab.run_figures import markdown
 from securevfl.lab.study import StudyOptions
 from securevfl.runtime import primary_run
-from securevfl.runtime.run_options import RunOptions
-from securevfl.runtime.run_tables import read_tables
-from securevfl.runtime.simulation import simulate_federation
+from securevfl.testing import read_tables, run_in_process, write_federation
 
 SMALL: dict[str, Any] = {
     "rows": 60,
@@ -61,9 +58,7 @@ def test_runs_equal_those_made_alone(tmp_path: Path) -> None:
     results = {(one["name"], one["seed"]): one for one in compare_methods(plan)}
     assert list(results) == [("alone", 3), ("fet", 3), ("alone", 4), ("fet", 4)]
     config = run_config(Recipe(source=plan.config.source, method="fet"), Run(name="fet", seed=4))
-    alone = simulate_federation(
-        config, read_tables(config, tmp_path), RunOptions(run_folder=tmp_path / "alone")
-    ).metrics
+    alone = run_in_process(config, tmp_path / "alone", data_root=tmp_path, with_alone=True).metrics
     for figure in ("test", "validation", "train", "best_epoch", *METRICS):
         assert results["fet", 4][figure] == alone[figure]
     assert results["alone", 4]["test"] == alone["alone_test"]
@@ -489,6 +484,6 @@ def test_methods_of_a_seed_begin_at_one_base(
         recipe = Recipe(source=plan.config.source, method=one["name"])
         config = run_config(recipe, Run(name=one["name"], seed=one["seed"]))
         own = tmp_path / f"own-{one['name']}-{one['seed']}"
-        again = simulate_federation(config, tables, RunOptions(run_folder=own))
+        again = run_in_process(config, own, tables=tables, with_alone=True)
         for metrics in METRICS:
             assert one[metrics] == again.metrics[metrics]

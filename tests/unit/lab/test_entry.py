@@ -3,9 +3,8 @@
 import json
 from pathlib import Path
 
-from helpers.federations import write_federation
-
 import securevfl as sv
+from securevfl.testing import write_federation
 
 
 def test_link_returns_what_it_writes(tmp_path: Path) -> None:

@@ -7,10 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.federations import write_federation
 from typer.testing import CliRunner
 
-from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
 from securevfl.core.files import read_json
 from securevfl.federation.run_facts import run_facts
@@ -19,9 +17,7 @@ from securevfl.lab.attacks.evidence import Evidence
 from securevfl.lab.attacks.run_audit import attack_names, audit_run
 from securevfl.lab.attacks.shadow_runs import ShadowAnswers, Shadows, true_positive_rate
 from securevfl.lab.commands import app
-from securevfl.runtime import simulation
-from securevfl.runtime.run_options import RunOptions
-from securevfl.runtime.run_tables import read_tables
+from securevfl.testing import read_tables, run_in_process, write_federation
 
 
 def seen(shift: float, *, runs: int = 16, rows: int = 400) -> ShadowAnswers:
@@ -65,9 +61,7 @@ def test_rows_that_are_left_out_or_seldom_seen_have_no_ratio() -> None:
 def recorded(folder: Path) -> Path:
     """Simulate and record a short run; return its folder."""
     path = write_federation(folder, rows=80, training={"epochs": 1})
-    config = read_federation(path)
-    options = RunOptions(run_folder=folder / "run", record_mib=64)
-    simulation.simulate_federation(config, read_tables(config, folder), options, with_alone=False)
+    run_in_process(path, folder / "run", record_mib=64)
     return folder / "run"
 
 

@@ -7,18 +7,15 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from helpers.federations import write_federation
 
-from securevfl.config.reading import read_federation
-from securevfl.core.errors import ConfigError, PrivacyError, SecureVflError
+from securevfl import SecureVflError, read_federation
+from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.lab.entry_points import sweep_and_write
 from securevfl.lab.one_run import LeftOut, Run
 from securevfl.lab.study import StudyOptions
 from securevfl.lab.sweep import Sweep
 from securevfl.lab.sweep_settings import parse_setting
-from securevfl.runtime.run_options import RunOptions
-from securevfl.runtime.run_tables import read_tables
-from securevfl.runtime.simulation import simulate_federation
+from securevfl.testing import read_tables, run_in_process, write_federation
 
 SMALL: dict[str, Any] = {
     "rows": 60,
@@ -62,11 +59,10 @@ def test_a_grid_equals_runs_of_files_and_is_resumed(tmp_path: Path) -> None:
     assert trained == [Run(name=name, seed=seed) for seed in (3, 4) for name in names]
     assert list(figures["points"]) == names
     assert figures["seed_numbers"] == [3, 4]
-    config = read_federation(
-        write_federation(tmp_path, **SMALL, model={"neighbours": 2}, federation={"seed": 4})
-    )
-    alone = simulate_federation(
-        config, read_tables(config, tmp_path), RunOptions(run_folder=tmp_path / "once")
+    alone = run_in_process(
+        write_federation(tmp_path, **SMALL, model={"neighbours": 2}, federation={"seed": 4}),
+        tmp_path / "once",
+        with_alone=True,
     ).metrics
     for name, one in figures["points"][names[0]]["metrics"].items():
         assert one["seeds"][1] == alone["test_metrics"][name]

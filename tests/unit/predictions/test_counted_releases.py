@@ -11,17 +11,16 @@ import pandas as pd
 import pytest
 import tomli_w
 from helpers.command_line import securevfl
-from helpers.federations import save, write_federation
 
+from securevfl import Predictions, read_federation
 from securevfl.cli.results import print_predictions
-from securevfl.config.reading import read_federation
 from securevfl.core.errors import BudgetExceededError, ConfigError
 from securevfl.desk.report.verify import verify_run
 from securevfl.federation.prediction_budget import PredictionBudget, predictions_in_words
 from securevfl.ledger.ledger_file import summary_of
 from securevfl.runtime.entry import simulate
-from securevfl.runtime.predictions import Predictions
 from securevfl.runtime.trained_run import predict
+from securevfl.testing import save_federation, write_federation
 
 PRIVACY = {"epsilon": 8.0, "delta": 1e-5, "encoder": "frozen", "links_per_record": 2}
 
@@ -38,7 +37,7 @@ def write(folder: Path, **sections: Any) -> Path:
     source = tomllib.loads(write_federation(folder, rows=60, **settings).read_text())
     for party in source["party"][1:]:
         party |= {"scaling": "bounds", "bounds": [-5, 5]}
-    return save(folder, source)
+    return save_federation(folder, source)
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from helpers.federations import write_federation
 
+from securevfl import Predictions, read_federation
 from securevfl.config.federation import FederationConfig
-from securevfl.config.reading import read_federation
 from securevfl.core.errors import BudgetExceededError, ConfigError, DataError, ProtocolError
 from securevfl.data.rows import split_rows
 from securevfl.federation.messages import PredictRequest, RoundPlan, Welcome
@@ -23,8 +22,8 @@ from securevfl.federation.saved_model import FOLDER, load_model
 from securevfl.federation.session.request_validator import RequestValidator, SessionLimits
 from securevfl.ledger.ledger import Ledger
 from securevfl.runtime.entry import simulate
-from securevfl.runtime.predictions import Predictions
 from securevfl.runtime.trained_run import predict
+from securevfl.testing import write_federation
 
 NONE = {"privacy": {"mechanism": "none"}}
 FEDSIM = {

@@ -11,7 +11,7 @@ from helpers.patience import PATIENCE_S
 
 import securevfl as sv
 
-PACKAGES = ("securevfl", "securevfl.data", "securevfl.dp", "securevfl.models")
+PACKAGES = ("securevfl", "securevfl.data", "securevfl.dp", "securevfl.models", "securevfl.testing")
 
 
 @pytest.mark.parametrize("name", PACKAGES)

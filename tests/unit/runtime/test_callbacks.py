@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.federations import write_federation
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import securevfl as sv
 from securevfl.core.errors import ConfigError
+from securevfl.testing import write_federation
 
 TINY = {"family": "avgsim", "neighbours": 2, "hidden": 4}
 

@@ -9,17 +9,14 @@ import numpy as np
 import pandas as pd
 import pytest
 from helpers.command_line import securevfl
-from helpers.federations import FROZEN, save, write_federation
+from helpers.federations import FROZEN
 
 import securevfl as sv
-from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
 from securevfl.lab import retrained_top as again
 from securevfl.lab.retrained_top import CACHE
 from securevfl.runtime.run_folder import CONTRIBUTION
-from securevfl.runtime.run_options import RunOptions
-from securevfl.runtime.run_tables import read_tables
-from securevfl.runtime.simulation import RunResult, simulate_federation
+from securevfl.testing import run_in_process, save_federation, write_federation
 
 PARTNERS = ("useful", "noise", "twin-1", "twin-2")
 BLOCKS: dict[str, dict[str, Any]] = {
@@ -58,14 +55,11 @@ def partners(
         party |= {"data": f"{party['name']}.csv", "key": ["id"]}
         party |= {"scaling": "bounds", "bounds": [-4.0, 4.0]}
         frame.to_csv(folder / party["data"], index=False)
-    return save(folder, source)
+    return save_federation(folder, source)
 
 
-def run(path: Path, out: Path) -> RunResult:
-    config = read_federation(path)
-    return simulate_federation(
-        config, read_tables(config, path.parent), RunOptions(run_folder=out), with_alone=False
-    )
+def run(path: Path, out: Path) -> sv.RunResult:
+    return run_in_process(path, out)
 
 
 def ledgers(out: Path) -> dict[str, bytes]:
@@ -217,12 +211,13 @@ def test_sums_under_a_promise_are_refused_with_what_it_would_take(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = write_federation(
-        tmp_path, rows=60, privacy=FROZEN, training={"epochs": 1}, base={"estimator": "none"}
+        tmp_path,
+        rows=60,
+        privacy=FROZEN,
+        training={"epochs": 1},
+        base={"estimator": "none"},
+        of_secondaries={"scaling": "bounds", "bounds": [-4.0, 4.0]},
     )
-    source = tomllib.loads(path.read_text())
-    for party in source["party"][1:]:
-        party |= {"scaling": "bounds", "bounds": [-4.0, 4.0]}
-    save(tmp_path, source)
     run(path, tmp_path / "run")
     refused = securevfl(capfd, "lab", "contribution", tmp_path / "run", "--data-root", tmp_path)
 

@@ -10,19 +10,15 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from helpers.federations import save, write_federation
 
 import securevfl as sv
 from securevfl.config.federation import FederationConfig
-from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
 from securevfl.data.tables import PartyTable
 from securevfl.federation.build import build_bottom, build_top
 from securevfl.federation.run_facts import run_facts
 from securevfl.federation.saved_model import SavedModel
-from securevfl.runtime.run_options import RunOptions
-from securevfl.runtime.run_tables import read_tables
-from securevfl.runtime.simulation import RunResult, simulate_federation
+from securevfl.testing import read_tables, run_in_process, save_federation, write_federation
 
 FET = {"family": "fet", "hidden": 4, "heads": 1, "fourier_features": 4, "fourier_width": 4}
 PAIRS = {"hidden": 4, "layer_width": 6}
@@ -73,14 +69,11 @@ def write(folder: Path, model: dict[str, Any], secondaries: int) -> Path:
             weights = np.arange(1, secondaries + 2)
             frame["y"] = sum(w * x[:, 0] for w, x in zip(weights, columns.values(), strict=True))
         frame.to_csv(folder / party["data"], index=False)
-    return save(folder, source)
+    return save_federation(folder, source)
 
 
-def run(path: Path, out: Path) -> RunResult:
-    config = read_federation(path)
-    return simulate_federation(
-        config, read_tables(config, path.parent), RunOptions(run_folder=out), with_alone=False
-    )
+def run(path: Path, out: Path) -> sv.RunResult:
+    return run_in_process(path, out)
 
 
 class ByHand:
@@ -186,7 +179,7 @@ def test_similarities_whose_noise_is_not_kept_are_refused(tmp_path: Path) -> Non
     path = write(tmp_path, {"family": "fedsim", "neighbours": 5, **PAIRS}, 1)
     source = tomllib.loads(path.read_text())
     source["linkage"]["similarity_noise"] = 1.0
-    result = run(save(tmp_path, source), tmp_path / "run")
+    result = run(save_federation(tmp_path, source), tmp_path / "run")
 
     with pytest.raises(ConfigError, match=r"similarity_noise.*not kept"):
         sv.contribution(result)

@@ -10,18 +10,16 @@ import numpy as np
 import pytest
 import torch
 from helpers.damage import damage
-from helpers.federations import FROZEN, save, write_federation
+from helpers.federations import FROZEN
 
-from securevfl.config.reading import read_federation
+from securevfl import RunResult
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.core.progress import ProgressEvent, RowsReleased, unheard
 from securevfl.federation.rounds.cached_release import CachedRelease
 from securevfl.federation.rounds.kept_rounds import CachedRows
 from securevfl.federation.run_plan import ROUNDS_AHEAD
 from securevfl.federation.state_folder import read_state
-from securevfl.runtime.run_options import RunOptions
-from securevfl.runtime.run_tables import read_tables
-from securevfl.runtime.simulation import RunResult, simulate_federation
+from securevfl.testing import run_in_process, save_federation, write_federation
 
 ROWS, BATCH, ROUNDS = 60, 16, 4
 PARTIES = ("agency", "bank-1", "bank-2")
@@ -48,17 +46,11 @@ def federation(folder: Path, *, noise: bool, **sections: Any) -> Path:
     source = tomllib.loads(path.read_text())
     for party in source["party"][1:]:
         party |= {"scaling": "bounds", "bounds": [-4.0, 4.0]}
-    return save(folder, source)
+    return save_federation(folder, source)
 
 
 def run(path: Path, out: Path, *, resume: bool = False, observe=unheard) -> RunResult:
-    config = read_federation(path)
-    return simulate_federation(
-        config,
-        read_tables(config, path.parent),
-        RunOptions(run_folder=out, resume=resume, observe=observe),
-        with_alone=False,
-    )
+    return run_in_process(path, out, resume=resume, observe=observe)
 
 
 def released(out: Path) -> torch.Tensor:

@@ -9,19 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.federations import save, write_federation
 
-from securevfl.config.reading import read_federation
+from securevfl import RunResult
 from securevfl.core.errors import BudgetExceededError, ConfigError, PrivacyError
 from securevfl.core.progress import ProgressEvent, RoundDone
+from securevfl.dp import Privacy
 from securevfl.dp.accountant import epsilon_of
 from securevfl.dp.budget import Budget
-from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.ledger.ledger import Ledger
-from securevfl.runtime.run_options import RunOptions
-from securevfl.runtime.run_tables import read_tables
-from securevfl.runtime.simulation import RunResult, simulate_federation
+from securevfl.testing import run_in_process, save_federation, write_federation
 
 PRIVACY = {
     "epsilon": 40.0,
@@ -35,27 +32,18 @@ ROWS, EPOCHS = 90, 3
 
 def federation(folder: Path, *, model: Mapping[str, Any] | None = None, **privacy: Any) -> Path:
     """Write a federation whose scaling does not depend on data."""
-    path = write_federation(
+    return write_federation(
         folder,
         rows=ROWS,
         model={"release": "pooled", "dropout": 0.1, **(model or {})},
         training={"epochs": EPOCHS, "batch_size": 32},
         privacy={**PRIVACY, **privacy},
+        of_secondaries={"scaling": "bounds", "bounds": [-4.0, 4.0]},
     )
-    source = dict(read_federation(path).source)
-    for party in source["party"][1:]:
-        party |= {"scaling": "bounds", "bounds": [-4.0, 4.0]}
-    return save(folder, source)
 
 
 def run(path: Path, out: Path, *, resume: bool = False, observe=None) -> RunResult:
-    config = read_federation(path)
-    return simulate_federation(
-        config,
-        read_tables(config, path.parent),
-        RunOptions(run_folder=out, resume=resume, observe=observe or (lambda _event: None)),
-        with_alone=False,
-    )
+    return run_in_process(path, out, resume=resume, observe=observe or (lambda _event: None))
 
 
 @pytest.mark.parametrize("rate", [1.0, 0.6])
@@ -220,6 +208,6 @@ def test_scaling_by_the_tables_own_statistics_is_refused(tmp_path: Path, scaling
     """One record would move every row's features, whatever is noised."""
     source = tomllib.loads(write_federation(tmp_path, rows=ROWS, privacy=PRIVACY).read_text())
     source["party"][1]["scaling"] = scaling
-    path = save(tmp_path, source)
+    path = save_federation(tmp_path, source)
     with pytest.raises(PrivacyError, match=rf'scaling = "{scaling}".*dp-trained encoder'):
         run(path, tmp_path / "run")

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-from helpers.federations import write_federation
 
 import securevfl as sv
 from securevfl.core.errors import ConfigError
+from securevfl.testing import write_federation
 
 SMALL = {"rows": 60, "training": {"epochs": 2, "batch_size": 32}}
 

@@ -12,8 +12,6 @@ import pytest
 import torch
 from helpers.command_line import securevfl
 from helpers.damage import damage
-from helpers.federations import write_federation
-from helpers.undisturbed import simulated
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
@@ -21,7 +19,6 @@ from sklearn.preprocessing import FunctionTransformer
 from sklearn.svm import LinearSVC
 
 import securevfl as sv
-from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
 from securevfl.federation.rounds.fitted_primary import FittedPrimary
 from securevfl.federation.rounds.kept_rounds import CachedRows
@@ -29,9 +26,7 @@ from securevfl.models.alone.margins import OwnInputs, cross_fit
 from securevfl.models.fitted_top import FittedTop
 from securevfl.models.tasks import TaskHead
 from securevfl.runtime.primary_run import PrimaryRun
-from securevfl.runtime.run_options import RunOptions
-from securevfl.runtime.run_tables import read_tables
-from securevfl.runtime.simulation import RunResult, simulate_federation
+from securevfl.testing import run_in_process, write_federation
 
 ROWS = 90
 PLAIN = {"mechanism": "none", "encoder": "frozen", "links_per_record": 1}
@@ -89,7 +84,7 @@ def test_new_rows_are_predicted_as_test_rows_were(
     model: dict[str, Any], more: dict[str, Any], tmp_path: Path
 ) -> None:
     """To the last digit; and a row without a key is answered too, without the secondaries."""
-    run = simulated(federation(tmp_path, model, **more), tmp_path / "run")
+    run = run_in_process(federation(tmp_path, model, **more), tmp_path / "run")
     written, again = predicted_again(run, tmp_path)
     assert np.array_equal(probabilities(again.frame()), probabilities(written))
     assert again.metrics == run.metrics["test_metrics"]
@@ -108,7 +103,7 @@ def test_it_is_fitted_to_own_columns_keys_and_released_numbers(tmp_path: Path) -
     path = federation(
         tmp_path, {**POOLED, "top": "linear"}, training={"batch_size": 16, "labelled_rows": 40}
     )
-    run = simulated(path, tmp_path / "run")
+    run = run_in_process(path, tmp_path / "run")
     frame = run.features(own=True)
     names = [name for name in frame if name.startswith(("own_", "released_"))]
     assert sum(name.startswith("own_job=") for name in names) == 3
@@ -140,15 +135,10 @@ def test_a_cut_run_goes_on_with_what_was_fitted_or_fits_it_again(
     """From the kept rows, with the same result: nothing is released or charged a second time."""
     path = federation(tmp_path, {**POOLED, "top": "linear"}, base={"estimator": "linear"})
 
-    config = read_federation(path)
+    config = sv.read_federation(path)
 
-    def simulated_in(folder: str, *, resume: bool = False) -> RunResult:
-        return simulate_federation(
-            config,
-            read_tables(config, tmp_path),
-            RunOptions(run_folder=tmp_path / folder, resume=resume),
-            with_alone=False,
-        )
+    def simulated_in(folder: str, *, resume: bool = False) -> sv.RunResult:
+        return run_in_process(config, tmp_path / folder, data_root=tmp_path, resume=resume)
 
     def cut(_run: PrimaryRun) -> None:
         raise CutError
@@ -272,7 +262,7 @@ def test_what_was_kept_is_whole_or_refused(
 ) -> None:
     """A damaged file ends a prediction in one line; so does an export, which knows networks."""
     path = federation(tmp_path, {**POOLED, "top": "linear"})
-    simulated(path, tmp_path / "run")
+    run_in_process(path, tmp_path / "run")
     done = securevfl(capfd, "model", "export", tmp_path / "run", "--party", "agency")
     assert (done.code, "is an estimator of scikit-learn" in done.complaint) == (2, True)
     model = tmp_path / "run" / "parties" / "agency" / "model"

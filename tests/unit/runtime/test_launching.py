@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.federations import write_federation
 
-from securevfl.config.reading import read_federation
+from securevfl import read_federation
 from securevfl.launch.process import PartyCommand
 from securevfl.runtime import launching
 from securevfl.runtime.run_options import RunOptions
+from securevfl.testing import write_federation
 
 
 class StartedError(Exception):

@@ -8,22 +8,19 @@ from typing import Any
 import pandas as pd
 import pytest
 from helpers.command_line import securevfl
-from helpers.federations import FROZEN, save, write_federation
+from helpers.federations import FROZEN
 
 import securevfl as sv
-from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.core.progress import EpochDone, RowsReleased, unheard
-from securevfl.runtime.run_options import RunOptions
-from securevfl.runtime.run_tables import read_tables
-from securevfl.runtime.simulation import RunResult, simulate_federation
 from securevfl.runtime.trained_run import trained_run
 from securevfl.serving.opening import OpenedModel, open_model
+from securevfl.testing import run_in_process, save_federation, write_federation
 
 SECONDARY = Path("parties", "bank-1", "ledger.jsonl")
 
 
-def frozen_run(folder: Path, observe: Callable[[Any], None] = unheard) -> RunResult:
+def frozen_run(folder: Path, observe: Callable[[Any], None] = unheard) -> sv.RunResult:
     """Simulate a frozen run of a few rounds of release, under a promise."""
     path = write_federation(
         folder,
@@ -35,13 +32,7 @@ def frozen_run(folder: Path, observe: Callable[[Any], None] = unheard) -> RunRes
     source = tomllib.loads(path.read_text())
     for party in source["party"][1:]:
         party |= {"scaling": "bounds", "bounds": [-4.0, 4.0]}
-    config = read_federation(save(folder, source))
-    return simulate_federation(
-        config,
-        read_tables(config, folder),
-        RunOptions(run_folder=folder / "run", observe=observe),
-        with_alone=False,
-    )
+    return run_in_process(save_federation(folder, source), folder / "run", observe=observe)
 
 
 def test_nothing_is_released_after_a_ledger_has_gone(tmp_path: Path) -> None:

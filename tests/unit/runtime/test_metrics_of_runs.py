@@ -9,15 +9,14 @@ import numpy as np
 import pandas as pd
 import pytest
 from helpers.command_line import securevfl
-from helpers.federations import write_federation
 
-from securevfl.config.reading import read_federation
+from securevfl import RunResult, read_federation
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.formatting import format_figure
 from securevfl.federation.run_facts import run_facts
 from securevfl.runtime.run_options import RunOptions
-from securevfl.runtime.run_tables import read_tables
-from securevfl.runtime.simulation import RunResult, simulate_federation
+from securevfl.runtime.simulation import simulate_federation
+from securevfl.testing import read_tables, write_federation
 
 Capture = pytest.CaptureFixture[str]
 BINARY = ("auc", "accuracy", "f1", "log_loss", "balanced_accuracy", "brier", "ece")

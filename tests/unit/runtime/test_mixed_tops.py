@@ -11,7 +11,6 @@ import torch
 from helpers.class_means import write_class_means
 from helpers.command_line import securevfl
 from helpers.federations import save
-from helpers.undisturbed import simulated
 
 import securevfl as sv
 from securevfl.config.reading import read_federation
@@ -24,6 +23,7 @@ from securevfl.runtime.primary_run import PrimaryRun
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
+from securevfl.testing import run_in_process
 
 Capture = pytest.CaptureFixture[str]
 ROWS = 200
@@ -81,7 +81,7 @@ def same(run: Path, other: Path) -> bool:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, sv.RunResult]:
     folder = tmp_path_factory.mktemp("mixed")
-    return folder, simulated(federation(folder), folder / "run", with_alone=True)
+    return folder, run_in_process(federation(folder), folder / "run", with_alone=True)
 
 
 def test_new_rows_are_answered_as_test_rows_were(
@@ -112,7 +112,7 @@ def test_test_rows_choose_nothing(finished: tuple[Path, sv.RunResult], tmp_path:
     """With other labels and columns in them, what is kept is the same to the last bit."""
     folder, _ = finished
     rows = pd.read_csv(folder / "run" / "predictions.csv")["row"].to_numpy() - 1
-    simulated(federation(tmp_path, other=rows), tmp_path / "run")
+    run_in_process(federation(tmp_path, other=rows), tmp_path / "run")
     assert same(tmp_path / "run", folder / "run")
 
 
@@ -133,7 +133,7 @@ def test_a_resumed_run_keeps_what_it_weighed(
     with monkeypatch.context() as crash:
         crash.setattr(PrimaryRun, "_test", cut)
         with pytest.raises(CutError):
-            simulated(path, tmp_path / "run")
+            run_in_process(path, tmp_path / "run")
     config = read_federation(path)
     again = simulate_federation(
         config,

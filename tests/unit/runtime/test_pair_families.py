@@ -7,10 +7,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from helpers.federations import FROZEN, save, write_federation
+from helpers.federations import FROZEN
 
+from securevfl import RunResult, read_federation
 from securevfl.config.federation import link_spec
-from securevfl.config.reading import read_federation
 from securevfl.core.errors import PrivacyError
 from securevfl.desk.report.page import write_report
 from securevfl.federation.build import primary_data
@@ -19,9 +19,7 @@ from securevfl.lab.pooled_methods import train_combined
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.models.alone.perceptron import BaselineConfig
-from securevfl.runtime.run_options import RunOptions
-from securevfl.runtime.run_tables import read_tables
-from securevfl.runtime.simulation import RunResult, simulate_federation
+from securevfl.testing import read_tables, run_in_process, save_federation, write_federation
 
 FEDSIM = {"family": "fedsim", "neighbours": 4, "kernel": 2, "hidden": 8, "layer_width": 16}
 
@@ -29,14 +27,12 @@ FEDSIM = {"family": "fedsim", "neighbours": 4, "kernel": 2, "hidden": 8, "layer_
 def write(folder: Path, model: dict[str, object], **sections: dict[str, object]) -> Path:
     """Write a federation file for another family than the helper's."""
     source = tomllib.loads(write_federation(folder, **sections).read_text())
-    return save(folder, {**source, "model": model})
+    return save_federation(folder, {**source, "model": model})
 
 
 def run(path: Path, out: Path) -> RunResult:
     """Simulate a federation file."""
-    config = read_federation(path)
-    tables = read_tables(config, path.parent)
-    return simulate_federation(config, tables, RunOptions(run_folder=out), with_alone=False)
+    return run_in_process(path, out)
 
 
 @pytest.mark.parametrize("model", [FEDSIM, {**FEDSIM, "family": "featuresim"}], ids=str)
@@ -95,12 +91,12 @@ def test_similarities_are_refused_beside_an_epsilon(
         party |= {"scaling": "bounds", "bounds": [-4.0, 4.0]}
     refused = rf"model\.family: '{family}' sends .*record.*avgsim.*similarity_noise"
     with pytest.raises(PrivacyError, match=refused) as error:
-        run(save(tmp_path, source), tmp_path / "run")
+        run(save_federation(tmp_path, source), tmp_path / "run")
     assert error.value.exit_code == 4
     assert not (tmp_path / "run").exists()
     source["privacy"] = {"mechanism": "none", "encoder": "trained"}
     source["training"]["epochs"] = 1
-    assert np.isfinite(run(save(tmp_path, source), tmp_path / "run").metrics["test"])
+    assert np.isfinite(run(save_federation(tmp_path, source), tmp_path / "run").metrics["test"])
 
 
 def test_secondaries_of_equal_keys_find_one_list_of_links(tmp_path: Path) -> None:

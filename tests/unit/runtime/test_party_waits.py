@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from helpers.jobs import secondary_job
 
+from securevfl import SecureVflError
 from securevfl.core.errors import (
     BudgetExceededError,
     ConfigError,
@@ -14,7 +15,6 @@ from securevfl.core.errors import (
     PartyLostError,
     PartyTimeoutError,
     PartyTwiceError,
-    SecureVflError,
 )
 from securevfl.core.progress import ProgressEvent, SessionLost, Warned
 from securevfl.federation.checkpoint import Checkpoints

@@ -7,17 +7,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from helpers.federations import save, write_federation
 
-from securevfl.config.reading import read_federation
 from securevfl.desk.report.learned import section_of
 from securevfl.desk.report.page import write_report
 from securevfl.models.fet.fet_bottom import FeTBottom
 from securevfl.models.fet.settings import FeTConfig
 from securevfl.runtime.run_folder import write_explanation
-from securevfl.runtime.run_options import RunOptions
-from securevfl.runtime.run_tables import read_tables
-from securevfl.runtime.simulation import simulate_federation
+from securevfl.testing import run_in_process, save_federation, write_federation
 
 AVERAGED = {"average_positions_every": 1, "positions_start": "separate"}
 MASK = "The FeT paper&#39;s Figure 3"
@@ -33,10 +29,7 @@ def shown(path: Path) -> dict:
 
 def simulated(path: Path, run: Path) -> None:
     """Simulate a federation file, without measuring the primary alone."""
-    config = read_federation(path)
-    simulate_federation(
-        config, read_tables(config, path.parent), RunOptions(run_folder=run), with_alone=False
-    )
+    run_in_process(path, run)
 
 
 def test_a_simulation_without_a_promise_shows_all_parties(tmp_path: Path) -> None:
@@ -78,7 +71,7 @@ def test_behind_a_promise_a_secondary_keeps_its_pictures(tmp_path: Path) -> None
     for party in source["party"][1:]:
         party |= {"scaling": "bounds", "bounds": [-5.0, 5.0]}
     run = tmp_path / "run"
-    simulated(save(tmp_path, source), run)
+    simulated(save_federation(tmp_path, source), run)
     report = write_report(run)
     page = report.read_text(encoding="utf-8")
 
@@ -114,7 +107,7 @@ def test_frozen_encoders_have_nothing_to_show(tmp_path: Path, keys: str) -> None
             table["lon"] = [f"name {value:.0f}" for value in table["lon"]]
             table.drop(columns="lat").to_csv(tmp_path / party["data"], index=False)
             party["key"] = ["lon"]
-        path = save(tmp_path, source)
+        path = save_federation(tmp_path, source)
     run = tmp_path / "run"
     simulated(path, run)
     page = write_report(run).read_text(encoding="utf-8")

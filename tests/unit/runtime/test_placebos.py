@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from research.local_baseline import null_partners
+from securevfl import RunResult
 from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import parse_federation
 from securevfl.core.conventions import stream
@@ -16,7 +17,7 @@ from securevfl.data.tables import PartyTable
 from securevfl.federation.base import Base
 from securevfl.federation.rounds.primary import Primary
 from securevfl.runtime.run_options import RunOptions
-from securevfl.runtime.simulation import RunResult, simulate_federation
+from securevfl.runtime.simulation import simulate_federation
 
 
 def federation(

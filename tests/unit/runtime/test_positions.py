@@ -5,16 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.federations import write_federation
 from torch import Tensor
 
-from securevfl.config.reading import read_federation
 from securevfl.core.conventions import derive_seed
 from securevfl.models.fet.positions import FourierPositions
 from securevfl.models.layers import initialise
-from securevfl.runtime.run_options import RunOptions
-from securevfl.runtime.run_tables import read_tables
-from securevfl.runtime.simulation import simulate_federation
+from securevfl.testing import run_in_process, write_federation
 
 PARTIES = ("agency", "bank-1", "bank-2")
 SEED = 3
@@ -33,10 +29,7 @@ def after_an_epoch(folder: Path, **model: Any) -> dict[str, dict[str, Tensor]]:
     path = write_federation(
         folder, model=model, training={"epochs": 1, "optimizer": "sgd", "learning_rate": 1e-12}
     )
-    config = read_federation(path)
-    simulate_federation(
-        config, read_tables(config, folder), RunOptions(run_folder=folder / "run"), with_alone=False
-    )
+    run_in_process(path, folder / "run")
     return {name: kept_positions(folder / "run" / "parties" / name) for name in PARTIES}
 
 

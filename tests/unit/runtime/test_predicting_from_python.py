@@ -9,13 +9,13 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
-from helpers.federations import FROZEN, save, write_federation
-from helpers.undisturbed import simulated
+from helpers.federations import FROZEN
 
 import securevfl as sv
 from securevfl.cli.results import summary_of
 from securevfl.core.errors import BudgetExceededError, ConfigError, DataError
 from securevfl.core.progress import Warned
+from securevfl.testing import run_in_process, save_federation, write_federation
 
 NO_NOISE = sv.dp.Privacy(mechanism="none")
 SMALL = sv.models.FeT(
@@ -156,7 +156,7 @@ def test_every_call_is_charged_until_nothing_is_left(tmp_path: Path, from_file: 
     source = sv.read_federation(path).source
     for party in source["party"]:
         party |= {"scaling": "bounds", "bounds": [-5.0, 15.0]}
-    run = simulated(save(tmp_path, dict(source)), tmp_path / "run")
+    run = run_in_process(save_federation(tmp_path, dict(source)), tmp_path / "run")
     rows: Any = tmp_path / "agency.csv" if from_file else pd.read_csv(tmp_path / "agency.csv")
     ledger = tmp_path / "run" / "parties" / "bank-1" / "ledger.jsonl"
     before = len(ledger.read_text().splitlines())

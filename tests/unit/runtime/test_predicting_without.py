@@ -7,19 +7,14 @@ from typing import Any
 
 import pandas as pd
 import pytest
-import torch
 from helpers.command_line import securevfl
-from helpers.federations import save, write_federation
 
 import securevfl as sv
-from securevfl.config.reading import read_federation
 from securevfl.core.errors import PartyTimeoutError
 from securevfl.core.progress import ProgressEvent, Warned
 from securevfl.data.rows import RowSplit
 from securevfl.federation.run_facts import run_facts
-from securevfl.runtime.run_options import RunOptions
-from securevfl.runtime.run_tables import read_tables
-from securevfl.runtime.simulation import RunResult, simulate_federation
+from securevfl.testing import read_tables, run_in_process, save_federation, write_federation
 from securevfl.transport.identity import provision
 
 POOLED = {"release": "pooled", "top": "additive", "hidden": 6, "neighbours": 1}
@@ -44,17 +39,14 @@ def federation(folder: Path, *, base: str = "none", **sections: Any) -> Path:
     source = tomllib.loads(path.read_text())
     for party in source["party"][1:]:
         party |= {"scaling": "bounds", "bounds": [-4.0, 4.0]}
-    return save(folder, source)
+    return save_federation(folder, source)
 
 
-def run(path: Path) -> tuple[RunResult, RowSplit]:
-    config = read_federation(path)
+def run(path: Path) -> tuple[sv.RunResult, RowSplit]:
+    config = sv.read_federation(path)
     tables = read_tables(config, path.parent)
     split, _ = run_facts(config, tables["agency"])
-    device = torch.device("cpu")
-    return simulate_federation(
-        config, tables, RunOptions(run_folder=path.parent / "run", device=device), with_alone=False
-    ), split
+    return run_in_process(config, path.parent / "run", tables=tables), split
 
 
 def charged(folder: Path, name: str) -> list[dict[str, Any]]:
@@ -136,7 +128,7 @@ def test_too_few_and_unknown_secondaries_are_refused(
 
     source = tomllib.loads((tmp_path / "run" / "federation.toml").read_text())
     source["prediction"] = {"least_secondaries": 1}
-    agreed = save(tmp_path, source)
+    agreed = save_federation(tmp_path, source)
     told = securevfl(capfd, *ask, "--without", "bank-1", "--federation", agreed, "--json")
     assert told.code == 0, told.err
     assert json.loads(told.out)["without"] == ["bank-1"]
@@ -167,7 +159,7 @@ def test_who_does_not_come_is_named_with_how_to_go_on(tmp_path: Path) -> None:
     pinned = provision([party["name"] for party in source["party"]], homes)
     for party in source["party"]:
         party["identity"] = pinned[party["name"]]
-    run(save(tmp_path, source))
+    run(save_federation(tmp_path, source))
     with pytest.raises(PartyTimeoutError) as refused:
         sv.predict(
             tmp_path / "run",

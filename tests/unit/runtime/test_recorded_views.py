@@ -6,22 +6,21 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.federations import FROZEN, write_federation
+from helpers.federations import FROZEN
 
-from securevfl.config.reading import read_federation
+from securevfl import RunResult, read_federation
 from securevfl.core.errors import ConfigError
 from securevfl.core.progress import Warned
 from securevfl.federation.state_folder import read_state, write_state
 from securevfl.runtime.run_options import RunOptions
-from securevfl.runtime.run_tables import read_tables
-from securevfl.runtime.simulation import RunResult, simulate_federation
+from securevfl.runtime.simulation import simulate_federation
+from securevfl.testing import read_tables, run_in_process, write_federation
 
 
 def simulated(folder: Path, *, mib: float | None, said: list[Any], **sections: Any) -> RunResult:
-    config = read_federation(write_federation(folder, **sections))
-    tables = read_tables(config, folder)
-    options = RunOptions(run_folder=folder / "run", record_mib=mib, observe=said.append)
-    return simulate_federation(config, tables, options, with_alone=False)
+    return run_in_process(
+        write_federation(folder, **sections), folder / "run", record_mib=mib, observe=said.append
+    )
 
 
 def view(folder: Path, party: str) -> dict[str, Any]:
@@ -95,9 +94,7 @@ def test_a_frozen_run_records_one_average_a_row(tmp_path: Path) -> None:
     path = write_federation(tmp_path, privacy=FROZEN, training={"epochs": 2})
     text = path.read_text().replace("[[party]]", '[[party]]\nscaling = "bounds"\nbounds = [-4, 4]')
     path.write_text(text)
-    config = read_federation(path)
-    options = RunOptions(run_folder=tmp_path / "run", record_mib=16)
-    simulate_federation(config, read_tables(config, tmp_path), options, with_alone=False)
+    run_in_process(path, tmp_path / "run", record_mib=16)
     rows = torch.cat([one["rows"] for one in view(tmp_path, "agency")["lines"]])
     assert rows.tolist() == list(range(240))
     assert view(tmp_path, "bank-1")["held"]["terms"].shape[0] == 240

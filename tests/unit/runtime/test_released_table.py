@@ -13,13 +13,14 @@ import pyarrow.parquet as pq
 import pytest
 from helpers.command_line import securevfl
 from helpers.damage import damage
-from helpers.federations import FROZEN, save, write_federation
+from helpers.federations import FROZEN
 from helpers.undisturbed import simulated
 
 import securevfl as sv
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.core.progress import ProgressEvent, RowsReleased
 from securevfl.federation.state_folder import read_state
+from securevfl.testing import save_federation, write_federation
 
 ROWS, BATCH, ROUNDS, WIDTH = 60, 16, 4, 4
 
@@ -40,7 +41,7 @@ def federation(folder: Path, *, privacy: dict[str, Any], **sections: Any) -> Pat
     source = tomllib.loads(path.read_text())
     for party in source["party"][1:]:
         party |= {"scaling": "bounds", "bounds": [-4.0, 4.0]}
-    return save(folder, source)
+    return save_federation(folder, source)
 
 
 @pytest.fixture(scope="module")

@@ -4,16 +4,17 @@ import re
 from pathlib import Path
 
 import pytest
-from helpers.federations import FROZEN, write_federation
+from helpers.federations import FROZEN
 from helpers.labelled_runs import write
 from helpers.undisturbed import simulated
 
-from securevfl.config.reading import read_federation
+from securevfl import read_federation
 from securevfl.core.column_names import keys_in_clear
 from securevfl.desk.report import plots
 from securevfl.desk.report.page import write_report
 from securevfl.desk.report.plots import epsilon_plot, loss_plot, metric_plot
 from securevfl.dp.statement import suspicion_in_words
+from securevfl.testing import write_federation
 
 
 def marks(svg: str) -> int:

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from helpers.federations import FROZEN
 from helpers.labelled_runs import write
-from helpers.undisturbed import simulated
 
 from securevfl.desk.report.page import write_report
 from securevfl.lab.attacks.run_audit import audit_run
+from securevfl.testing import run_in_process
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 axe = pytest.importorskip("axe_core_python")
@@ -53,7 +53,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return the report of a run behind a promise that was attacked."""
     folder = tmp_path_factory.mktemp("run")
     path = write(folder, {"privacy": FROZEN})
-    simulated(path, folder / "run", record_mib=16)
+    run_in_process(path, folder / "run", record_mib=16)
     assert audit_run(folder / "run", ["row-numbers", "reconstruction"]).findings
     return write_report(folder / "run").read_text(encoding="utf-8")
 

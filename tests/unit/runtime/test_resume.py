@@ -6,18 +6,15 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from helpers.federations import write_federation
 from helpers.secondaries import make_secondary
 
-from securevfl.config.reading import read_federation
+from securevfl import RunResult
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.core.progress import ProgressEvent, RoundDone
 from securevfl.federation.checkpoint import Checkpoints
 from securevfl.federation.messages import EpochMark
 from securevfl.federation.rounds.secondary import EpochSaver
-from securevfl.runtime.run_options import RunOptions
-from securevfl.runtime.run_tables import read_tables
-from securevfl.runtime.simulation import RunResult, simulate_federation
+from securevfl.testing import run_in_process, write_federation
 
 EPOCHS = 5
 MODEL = {"party_dropout": 0.5, "average_positions_every": 2, "dropout": 0.2}
@@ -41,12 +38,7 @@ def silent(event: ProgressEvent) -> None:
 
 
 def run(path: Path, out: Path, *, resume: bool = False, observe=silent) -> RunResult:
-    config = read_federation(path)
-    return simulate_federation(
-        config,
-        read_tables(config, path.parent),
-        RunOptions(run_folder=out, resume=resume, observe=observe),
-    )
+    return run_in_process(path, out, resume=resume, observe=observe, with_alone=True)
 
 
 @pytest.mark.parametrize(

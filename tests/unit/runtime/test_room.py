@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.federations import FROZEN, save, write_federation
+from helpers.federations import FROZEN
 from torch import nn
 
+from securevfl import RunResult, read_federation
 from securevfl.cli.results import print_results
-from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
 from securevfl.core.progress import ProgressEvent, RoundDone, Warned
 from securevfl.data.rows import consecutive_batches
@@ -30,9 +30,7 @@ from securevfl.ledger.ledger import Ledger
 from securevfl.mpc.ring_format import RingFormat
 from securevfl.runtime import remaining_budget
 from securevfl.runtime.metrics_file import UNTESTED
-from securevfl.runtime.run_options import RunOptions
-from securevfl.runtime.run_tables import read_tables
-from securevfl.runtime.simulation import RunResult, simulate_federation
+from securevfl.testing import read_tables, run_in_process, write_federation
 
 EPOCHS = 3
 CUT = CutLayer(
@@ -57,18 +55,15 @@ class PowerCutError(Exception):
 
 
 def federation(folder: Path, privacy: dict[str, Any], *, on_loss: str, batch_size: int = 5) -> Path:
-    path = write_federation(
+    return write_federation(
         folder,
         rows=60,
         model={"release": "pooled"},
         training={"epochs": EPOCHS, "batch_size": batch_size},
         privacy=privacy,
         runtime={"on_loss": on_loss},
+        of_secondaries={"scaling": "bounds", "bounds": [-4.0, 4.0]},
     )
-    source = dict(read_federation(path).source)
-    for party in source["party"][1:]:
-        party |= {"scaling": "bounds", "bounds": [-4.0, 4.0]}
-    return save(folder, source)
 
 
 def plan_of(path: Path) -> RunPlan:
@@ -244,19 +239,9 @@ def cut_in_the_last_epoch(path: Path, out: Path, **changed: Any) -> RunResult:
         if isinstance(event, RoundDone) and (event.epoch, event.done) == (EPOCHS, event.of):
             raise PowerCutError
 
-    config = read_federation(path)
-    common = config, read_tables(config, path.parent)
-
-    def run(**more: Any) -> RunResult:
-        return simulate_federation(
-            *common,
-            RunOptions(run_folder=out, **{**changed, **more}),
-            with_alone=False,
-        )
-
     with pytest.raises(PowerCutError):
-        run(observe=observe)
-    return run(resume=True)
+        run_in_process(path, out, **{**changed, "observe": observe})
+    return run_in_process(path, out, **{**changed, "resume": True})
 
 
 def test_a_run_that_waits_tests_what_it_has_trained(tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.federations import FROZEN, save, write_federation
+from helpers.federations import FROZEN
 
+from securevfl import read_federation
 from securevfl.config.disclosure import channels
 from securevfl.config.federation import FederationConfig
-from securevfl.config.reading import read_federation
 from securevfl.federation.messages import RoundPlan
 from securevfl.federation.run_facts import RunFacts
 from securevfl.federation.run_plan import RoundCounter, plan_run
@@ -20,6 +20,7 @@ from securevfl.ledger.ledger import Ledger
 from securevfl.runtime.metrics_file import privacy_figures
 from securevfl.runtime.run_folder import HISTORY_FIELDS, write_history
 from securevfl.runtime.run_folder import write_federation as write_file
+from securevfl.testing import save_federation, write_federation
 
 FACTS = RunFacts(rows=60, train_rows=42, validation_rows=6, test_rows=12)
 NOISED = {"noise_multiplier": 1.0, "delta": 1e-4, "encoder": "trained"}
@@ -111,7 +112,7 @@ def test_channels_say_what_is_not_covered(tmp_path: Path) -> None:
     averaged = named(config_of(tmp_path, model={"average_positions_every": 1}))
     path = write_federation(tmp_path, rows=60, secondaries=1, privacy=FROZEN)
     source = tomllib.loads(path.read_text())
-    alone = named(read_federation(save(tmp_path, source)))
+    alone = named(read_federation(save_federation(tmp_path, source)))
     assert set(trained) == set(averaged) == set(alone)
     assert trained["aggregates"]["guarantee"] == "covered by epsilon, unit secondary-record"
     assert averaged["aggregates"]["guarantee"] == "not covered: no noise"

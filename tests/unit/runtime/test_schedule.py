@@ -4,14 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.federations import write_federation
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from securevfl.config.reading import read_federation
 from securevfl.models.optimisers import learning_rate_in
-from securevfl.runtime.run_options import RunOptions
-from securevfl.runtime.run_tables import read_tables
-from securevfl.runtime.simulation import simulate_federation
+from securevfl.testing import run_in_process, write_federation
 
 EPOCHS, FIRST, SECONDARIES = 4, 0.2, 3
 
@@ -50,7 +46,6 @@ def test_every_party_takes_the_steps_of_its_epoch(
         },
         base={"estimator": "none"},
     )
-    config = read_federation(path)
     taken: list[float] = []
 
     def look(stepping: torch.optim.Optimizer, *_: object) -> None:
@@ -58,12 +53,7 @@ def test_every_party_takes_the_steps_of_its_epoch(
 
     hook = register_optimizer_step_pre_hook(look)
     try:
-        simulate_federation(
-            config,
-            read_tables(config, tmp_path),
-            RunOptions(run_folder=tmp_path / "run"),
-            with_alone=False,
-        )
+        run_in_process(path, tmp_path / "run")
     finally:
         hook.remove()
 

@@ -15,11 +15,10 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.federations import save, write_federation
 from helpers.patience import SOON_S
 from helpers.star import together
 
-from securevfl.config.reading import read_federation
+from securevfl import read_federation
 from securevfl.core.progress import RoundDone, SessionLost
 from securevfl.federation.rounds.network_primary import NetworkPrimary
 from securevfl.federation.rounds.secondary import Secondary
@@ -28,6 +27,7 @@ from securevfl.ledger.ledger import Ledger
 from securevfl.runtime.launching import run_party
 from securevfl.runtime.metrics_file import RunFigures
 from securevfl.runtime.run_options import PartyJob
+from securevfl.testing import save_federation, write_federation
 from securevfl.transport.identity import provision
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport
 
@@ -62,7 +62,7 @@ def federation(folder: Path) -> tuple[Path, int]:
         free.bind(("127.0.0.1", 0))
         port = int(free.getsockname()[1])
     source["party"][0]["address"] = f"127.0.0.1:{port}"
-    return save(folder, source), port
+    return save_federation(folder, source), port
 
 
 def descriptors() -> list[Path]:

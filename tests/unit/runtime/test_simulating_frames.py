@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 import securevfl as sv
-from securevfl.core.errors import ConfigError, DataError, SecureVflError
+from securevfl.core.errors import ConfigError, DataError
 
 FREE: dict[str, Any] = {
     "privacy": sv.dp.Privacy(mechanism="none"),
@@ -95,7 +95,7 @@ def test_a_wrong_type_gets_one_line_that_names_the_argument() -> None:
         ((None, MODEL), {**FREE, **by_name, "traning": 1}, "did you mean 'training'"),
         ((None, MODEL), FREE, "primary: must be given"),
     ):
-        with pytest.raises(SecureVflError) as caught:
+        with pytest.raises(sv.SecureVflError) as caught:
             sv.simulate(*arguments, **more)
         assert isinstance(caught.value, ConfigError | DataError)
         assert message in str(caught.value)

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from helpers.federations import save, write_federation
 
+from securevfl import read_federation
 from securevfl.config.federation import link_spec
-from securevfl.config.reading import read_federation
 from securevfl.config.rules import require_trainable
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.data.split_columns import split_places
@@ -19,9 +18,7 @@ from securevfl.federation.run_facts import run_facts
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.noised_similarities import scaling_rows
 from securevfl.linkage.stage.party_keys import keys_of
-from securevfl.runtime.run_options import RunOptions
-from securevfl.runtime.run_tables import read_tables
-from securevfl.runtime.simulation import simulate_federation
+from securevfl.testing import read_tables, run_in_process, save_federation, write_federation
 
 
 def write(folder: Path, *, ones: int | None = None, **training: Any) -> Path:
@@ -53,7 +50,7 @@ def write(folder: Path, *, ones: int | None = None, **training: Any) -> Path:
                 source["federation"]["task"] = "binary"
         table.drop(columns=["lon", "lat"]).to_csv(folder / party["data"], index=False)
         party["key"] = ["id"]
-    return save(folder, source)
+    return save_federation(folder, source)
 
 
 @pytest.mark.parametrize("column", ["customer", "day"])
@@ -65,9 +62,7 @@ def test_a_run_is_split_by_a_column(tmp_path: Path, column: str) -> None:
     split, facts = run_facts(config, tables["agency"])
     raw = pd.read_csv(tmp_path / "agency.csv")[column]
     train, validation, test = (raw[rows] for rows in (split.train, split.validation, split.test))
-    result = simulate_federation(
-        config, tables, RunOptions(run_folder=tmp_path / "run"), with_alone=False
-    )
+    result = run_in_process(config, tmp_path / "run", tables=tables)
 
     assert tables["agency"].feature_names == ("x0", "x1", "x2")
     assert facts.rows == facts.train_rows + facts.validation_rows + facts.test_rows == 200
@@ -93,7 +88,7 @@ def test_excluded_columns_are_no_features_where_a_column_splits(
     path = write(tmp_path, split="time", split_column="day")
     source = tomllib.loads(path.read_text())
     source["party"][0]["exclude"] = excluded
-    config = read_federation(save(tmp_path, source))
+    config = read_federation(save_federation(tmp_path, source))
     table = read_tables(config, tmp_path)["agency"]
     assert table.feature_names == ("x0", "x2")
     assert table.split_by is not None
@@ -181,7 +176,7 @@ def test_settings_that_do_not_go_together(
     if "column" not in message:
         source = tomllib.loads(path.read_text())
         source["federation"]["task"] = "regression"
-        path = save(tmp_path, source)
+        path = save_federation(tmp_path, source)
     with pytest.raises(ConfigError, match=message):
         check(path)
 

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
-from helpers.federations import write_federation
 
-from securevfl.config.reading import read_federation
+from securevfl import read_federation
 from securevfl.core.progress import Listening, SpendingPlanned, Warned
 from securevfl.launch.process import PartyCommand, PartyFailure
 from securevfl.runtime.launching import StartAgain, going_on
+from securevfl.testing import write_federation
 
 
 def command(name: str) -> PartyCommand:

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from helpers.jobs import secondary_job
 
+from securevfl import SecureVflError
 from securevfl.core import interrupts
-from securevfl.core.errors import DataError, SecureVflError, StorageError
+from securevfl.core.errors import DataError, StorageError
 from securevfl.runtime import launching, party
 from securevfl.runtime.run_options import PartyJob
 

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 from helpers.command_line import securevfl
 from helpers.countersigners import Session, rewrite
-from helpers.federations import save, write_federation
 
-from securevfl.config.reading import read_federation
+from securevfl import read_federation
 from securevfl.desk.report.verify import verify_run
-from securevfl.dp.privacy import Privacy
+from securevfl.dp import Privacy
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.federation.state_folder import write_state
 from securevfl.ledger.book import ProgramUse
 from securevfl.ledger.countersigning import Countersigner, Occasion, forget_party
 from securevfl.ledger.ledger import Ledger
 from securevfl.ledger.ledger_file import LedgerFile, book_restored
+from securevfl.testing import save_federation, write_federation
 from securevfl.transport.identity import Identity
 
 NAMES = ("agency", "bank-1", "bank-2")
@@ -46,7 +46,7 @@ class Run:
         source = tomllib.loads(path.read_text(encoding="utf-8"))
         for party in source["party"]:
             party["identity"] = self.people[party["name"]].public_text
-        self.config = read_federation(save(folder, source))
+        self.config = read_federation(save_federation(folder, source))
         self.pinned = {name: one.public_text for name, one in self.people.items()}
         for name in NAMES:
             (self.folder / "parties" / name).mkdir(parents=True)

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.federations import write_federation
 from helpers.kept import kept
 
-from securevfl.config.reading import read_federation
+from securevfl import read_federation
 from securevfl.core.errors import PartyFailedError
 from securevfl.core.progress import ProgressEvent, Warned
 from securevfl.federation.session.party_files import PartyFiles
@@ -18,6 +17,7 @@ from securevfl.runtime.party import PartySession
 from securevfl.runtime.primary_party import PredictingPrimary
 from securevfl.runtime.run_options import PartyJob
 from securevfl.serving import opening
+from securevfl.testing import write_federation
 from securevfl.transport.identity import Identity
 
 

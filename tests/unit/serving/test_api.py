@@ -17,10 +17,9 @@ import numpy as np
 import pandas as pd
 import pytest
 from fastapi.testclient import TestClient
-from helpers.federations import write_federation
 from helpers.patience import PATIENCE_S
 
-from securevfl.config.reading import read_federation
+from securevfl import read_federation
 from securevfl.core.errors import PartyFailedError
 from securevfl.ledger.ledger_file import summary_of
 from securevfl.runtime.entry import simulate
@@ -29,6 +28,7 @@ from securevfl.runtime.trained_run import predict, trained_run
 from securevfl.serving.guard import token_of
 from securevfl.serving.opening import OpenedModel, in_process
 from securevfl.serving.server import ServerSettings, application, listening_socket
+from securevfl.testing import write_federation
 
 TOKEN = "a-token-of-the-tests"
 BUDGET = 8.0

@@ -12,7 +12,7 @@ import pytest
 import tomli_w
 from helpers.command_line import securevfl
 
-from securevfl.config.reading import read_federation
+from securevfl import read_federation
 from securevfl.lab.advice import Advice, Outcome, RehearsalResult, outcome_of
 
 Capture = pytest.CaptureFixture[str]

@@ -11,12 +11,12 @@ import pytest
 import tomli_w
 from helpers.assisted import write_assisted
 from helpers.command_line import securevfl
-from helpers.federations import write_federation
 
-from securevfl.config.reading import read_federation
+from securevfl import read_federation
 from securevfl.core.progress import LinksCounted
 from securevfl.desk.setup.check import check_federation
 from securevfl.desk.setup.estimates import ExpectedLinks
+from securevfl.testing import write_federation
 
 Capture = pytest.CaptureFixture[str]
 

@@ -13,7 +13,7 @@ from helpers.command_line import Ended, securevfl
 from helpers.housing import write_tables
 from helpers.people import PEOPLE, write_people
 
-from securevfl.config.reading import read_federation
+from securevfl import read_federation
 from securevfl.desk.setup.proposed_columns import date_form
 
 Capture = pytest.CaptureFixture[str]

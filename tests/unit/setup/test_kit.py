@@ -14,12 +14,12 @@ from types import SimpleNamespace
 
 import pytest
 from helpers.command_line import securevfl
-from helpers.federations import write_federation
 
-from securevfl.config.reading import read_federation
+from securevfl import read_federation
 from securevfl.core.errors import ConfigError
 from securevfl.desk.setup import before_run, kit
 from securevfl.desk.setup.before_run import PeerFacts, PeerFinding
+from securevfl.testing import write_federation
 from securevfl.transport.identity import Identity, expiring
 
 Capture = pytest.CaptureFixture[str]

@@ -14,7 +14,7 @@ from helpers.federations import FROZEN
 
 import securevfl as sv
 from securevfl.config.linkage import parse_linkage
-from securevfl.config.reading import parse_federation, read_federation
+from securevfl.config.reading import parse_federation
 from securevfl.core.errors import ConfigError
 from securevfl.data.tables import KeyTable
 from securevfl.desk.setup.estimates import expected_links
@@ -108,7 +108,7 @@ def test_init_and_the_run_link_the_same_keys(tmp_path: Path, capfd: Capture) -> 
     assert ended.code == 0, ended.err
     assert "100% of the rows have a record with an equal key (now 0%)" in ended.out
     assert json.loads(ended.out)["rows_served"]["shop"]["linked"]["1"] == 1
-    assert read_federation(out).linkage.strip_zeros
+    assert sv.read_federation(out).linkage.strip_zeros
     assert (
         "%" not in out.read_text(encoding="utf-8").partition("[linkage]")[0].rpartition("\n\n")[2]
     )

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from helpers.command_line import securevfl
 
-from securevfl.config.reading import read_federation
+from securevfl import read_federation
 from securevfl.core.column_names import meaning_of, names_one_person
 
 Capture = pytest.CaptureFixture[str]
