@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from helpers.federations import save
 from helpers.lines import link_as_threads
 from helpers.linking import hidden_spec, text_table
 from rapidfuzz import process
@@ -21,6 +20,7 @@ from securevfl.linkage.metrics.metric import ComparedKeys, KeyKind, Keys, KeySpe
 from securevfl.linkage.nearest import nearest_by_block
 from securevfl.linkage.stage.linkage_parts import METRICS
 from securevfl.linkage.text import checked_texts, joined_texts
+from securevfl.testing import save_federation
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -82,7 +82,7 @@ def write(folder: Path, **linkage: Any) -> Path:
         "linkage": {"metric": "jaro-winkler", "protection": "none", **linkage},
         "party": parties,
     }
-    return save(folder, source)
+    return save_federation(folder, source)
 
 
 def test_a_federation_file_links_by_it(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from helpers.federations import save, write_federation
 from helpers.lines import SECRET, Wires, link_as_threads
 from helpers.linking import hidden_spec, text_table
 
@@ -30,6 +29,7 @@ from securevfl.linkage.stage.linkage_parts import PROTECTIONS
 from securevfl.linkage.stage.linking import LinkageInput, Linker
 from securevfl.linkage.text import joined_texts, normalise_text
 from securevfl.stages.bloom.by_codes import ByCodes, CodeKind
+from securevfl.testing import save_federation, write_federation
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -115,7 +115,7 @@ def test_a_federation_file_asks_for_what_it_rests_on(tmp_path: Path) -> None:
         require_helpers(read_federation(path))
     source = tomllib.loads(path.read_text())
     source["party"].append({"name": "broker", "role": "coordinator"})
-    config = read_federation(save(tmp_path, source))
+    config = read_federation(save_federation(tmp_path, source))
     require_helpers(config)
     place = LinkageInput(
         spec=link_spec(config),

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.federations import save, write_federation
 from helpers.installed import install, register
 
 from securevfl.config.reading import read_federation
@@ -17,6 +16,7 @@ from securevfl.models.registry import GROUP
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
+from securevfl.testing import save_federation, write_federation
 
 PRETRAINED = """
 import torch
@@ -140,6 +140,6 @@ def test_fine_tuning_starts_from_its_encoders(federation: Path, tmp_path: Path) 
     for iterations in (1, 4):
         source = tomllib.loads(federation.read_text())
         source["pretraining"]["iterations"] = iterations
-        result = simulate(save(tmp_path, source), tmp_path / str(iterations))
+        result = simulate(save_federation(tmp_path, source), tmp_path / str(iterations))
         losses.append(result.losses[0])
     assert losses[0] != losses[1]

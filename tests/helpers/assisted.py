@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, Final
 
-from helpers.federations import write_federation
+from securevfl.testing import write_federation
 
 LINEAR: Final[dict[str, Any]] = {
     "family": "assist",

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from helpers.built import Built
-from helpers.federations import save, write_federation
 from helpers.lines import Wires, run_all
 
 from securevfl.core.progress import unheard
@@ -19,6 +18,7 @@ from securevfl.stages.class_means.dealer import deal_class_sums
 from securevfl.stages.class_means.fitting import ClassMeansFitting
 from securevfl.stages.class_means.primary import ClassMeansPrimary, SumsInOneProcess, SumsUnderMasks
 from securevfl.stages.class_means.secondary import ClassMeansSecondary, MaskedLines
+from securevfl.testing import save_federation, write_federation
 from securevfl.transport.channels import Channels
 
 CLASSES = 3
@@ -52,7 +52,7 @@ def write_class_means(
         return path
     source = tomllib.loads(path.read_text())
     source["party"].append({"name": "dealer", "role": "dealer"})
-    return save(folder, source)
+    return save_federation(folder, source)
 
 
 def class_labels(rows: int, **more: Any) -> ClassLabels:

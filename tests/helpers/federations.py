@@ -7,9 +7,7 @@ import numpy as np
 import pandas as pd
 from helpers.patience import PATIENCE_S
 
-from securevfl import testing
-
-save, write_federation = testing.save_federation, testing.write_federation
+from securevfl.testing import save_federation
 
 ROWS = 240
 
@@ -61,7 +59,7 @@ def write_overlapping(folder: Path, *, secondaries: int = 2, **sections: dict[st
     for name, section in sections.items():
         whole = name == "linkage" or "family" in section
         source[name] = section if whole else {**source[name], **section}
-    return save(folder, source)
+    return save_federation(folder, source)
 
 
 FROZEN = {

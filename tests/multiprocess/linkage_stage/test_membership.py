@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from helpers.federations import save
 
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import SecureVflError
 from securevfl.core.progress import LinkedRowsCounted, LinksCounted, ProgressEvent, Warned
 from securevfl.runtime.launching import train_in_processes
 from securevfl.runtime.run_options import RunOptions
+from securevfl.testing import save_federation
 
 pytest.importorskip("rbcl")
 pytestmark = pytest.mark.multiprocess
@@ -32,7 +32,7 @@ def write(folder: Path, ids: list[str], *, epsilon: float) -> Path:
     bank = pd.DataFrame({"id": ids, "own": own[:, 0], "y": own[:, 1]})
     bank.to_csv(folder / "bank.csv", index=False)
     bounds: dict[str, Any] = {"scaling": "bounds", "bounds": [-4.0, 4.0]}
-    return save(
+    return save_federation(
         folder,
         {
             "federation": {"name": "arrears", "task": "regression", "seed": 3},

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.federations import save, write_federation
 
 from securevfl.config.federation import link_spec
 from securevfl.config.reading import read_federation
@@ -18,6 +17,7 @@ from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.runtime.launching import train_in_processes
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
+from securevfl.testing import save_federation, write_federation
 
 pytestmark = pytest.mark.multiprocess
 
@@ -49,7 +49,7 @@ def protected(folder: Path, protection: str) -> Path:
     source["party"] += [{"name": role, "role": role} for role in roles]
     if protection == "bloom":
         source["model"] = {"family": "fedsim", "neighbours": 4, "kernel": 3}
-    return save(folder, source)
+    return save_federation(folder, source)
 
 
 def arrays_of(path: Path) -> dict[str, np.ndarray]:
@@ -85,7 +85,7 @@ def test_links_are_those_of_one_process(protection: str, tmp_path: Path) -> None
     # Without similarities, whose noise would put the links of a row into another order.
     source = tomllib.loads(path.read_text())
     source["model"] = {"family": "fet", "neighbours": 4}
-    spec = link_spec(read_federation(save(tmp_path, source)))
+    spec = link_spec(read_federation(save_federation(tmp_path, source)))
     link = Linker(spec, keys_of(spec.keys, tables["agency"]), data_root=tmp_path)
 
     assert losses

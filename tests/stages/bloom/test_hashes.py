@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.federations import save, write_federation
 from helpers.lines import SECRET, link_as_threads
 from helpers.linking import hidden_spec, link_spec
 
@@ -21,6 +20,7 @@ from securevfl.linkage.secret import LinkageSecret
 from securevfl.linkage.stage.linkage_parts import reveals_of
 from securevfl.linkage.stage.linking import Linker
 from securevfl.stages.bloom.by_codes import CodeKind, Hashes
+from securevfl.testing import save_federation, write_federation
 
 
 def keys(name: str, **columns: Sequence[str | None]) -> KeyTable:
@@ -84,9 +84,9 @@ def test_a_run_says_who_learns_what_from_hashes(tmp_path: Path) -> None:
     source["model"] = {"family": "top1sim"}
     source["training"]["rows"] = "aligned"
     with pytest.raises(ConfigError, match='role = "coordinator"'):
-        require_helpers(read_federation(save(tmp_path, source)))
+        require_helpers(read_federation(save_federation(tmp_path, source)))
     source["party"].append({"name": "broker", "role": "coordinator"})
-    config = read_federation(save(tmp_path, source))
+    config = read_federation(save_federation(tmp_path, source))
     (linkage,) = [one for one in channels(config) if one["channel"] == "linkage"]
 
     assert "the coordinator: which keys are equal, within a table" in linkage["reveals"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.federations import FROZEN, save, write_federation
+from helpers.federations import FROZEN
 from helpers.removal import World, world
 
 from securevfl.config.reading import read_federation
@@ -16,6 +16,7 @@ from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
 from securevfl.stages.class_means.fitting import ClassMeansFitting
+from securevfl.testing import save_federation, write_federation
 
 MODEL = {"release": "pooled", "hidden": 3, "heads": 1, "top": "tied"}
 CLASS_MEANS = {"method": "class-means", "labels": "plaintext", "share": 0.1}
@@ -40,7 +41,7 @@ def write_means(folder: Path, *, bounds: bool = True, **sections: Any) -> Path:
     for party in source["party"][1:]:
         if bounds:
             party |= {"scaling": "bounds", "bounds": [-4.0, 4.0]}
-    return save(folder, source)
+    return save_federation(folder, source)
 
 
 def run(path: Path, out: Path, *, resume: bool = False, with_alone: bool = False) -> RunResult:
@@ -119,7 +120,7 @@ def test_a_secondary_that_had_its_class_sums_gets_no_others(
     path = write_means(tmp_path, encoder={**CLASS_MEANS, "labels": "shares"})
     source = tomllib.loads(path.read_text())
     source["party"].append({"name": "dealer", "role": "dealer"})
-    save(tmp_path, source)
+    save_federation(tmp_path, source)
     run(path, tmp_path / "run")
     last = max((tmp_path / "run/parties/agency/released").iterdir(), key=lambda one: one.name)
     last.unlink()

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from helpers.class_means import write_class_means
-from helpers.federations import save
 
 from securevfl.config.disclosure import channels
 from securevfl.config.federation import FederationConfig, link_spec
@@ -15,6 +14,7 @@ from securevfl.config.reading import read_federation
 from securevfl.config.rules import require_helpers
 from securevfl.core.errors import ConfigError
 from securevfl.federation.session.membership import callers_in_predictions, idle_helpers
+from securevfl.testing import save_federation
 
 RANGES = [[-1.0, 11.0], [-1.0, 11.0]]
 HIDING: dict[str, Any] = {"protection": "bloom", "ranges": RANGES}
@@ -23,7 +23,7 @@ HIDING: dict[str, Any] = {"protection": "bloom", "ranges": RANGES}
 def federation(folder: Path, *roles: str, **sections: Any) -> FederationConfig:
     source = tomllib.loads(write_class_means(folder, dealer=False, **sections).read_text())
     source["party"] += [{"name": f"the-{role}", "role": role} for role in roles]
-    return read_federation(save(folder, source))
+    return read_federation(save_federation(folder, source))
 
 
 def test_class_means_under_masks_need_a_dealer(tmp_path: Path) -> None:

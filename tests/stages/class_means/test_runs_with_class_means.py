@@ -13,7 +13,7 @@ import pytest
 import torch
 from helpers.class_means import write_class_means
 from helpers.command_line import securevfl
-from helpers.federations import FROZEN, save
+from helpers.federations import FROZEN
 from helpers.fixed_entropy import fixed_entropy
 
 import securevfl as sv
@@ -24,6 +24,7 @@ from securevfl.models.fitted_top import TiedTop
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
+from securevfl.testing import save_federation
 
 Capture = pytest.CaptureFixture[str]
 SHARED = ("class_means_0", "class_means_1", "class_means_2")
@@ -37,7 +38,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = tomllib.loads(path.read_text())
     for party in source["party"][1:]:
         party |= {"scaling": "bounds", "bounds": [-4.0, 4.0]}
-    config = read_federation(save(folder, source))
+    config = read_federation(save_federation(folder, source))
     tables, device = read_tables(config, folder), torch.device("cpu")
     with fixed_entropy():
         simulate_federation(
@@ -158,7 +159,7 @@ def test_scores_have_names_and_are_exported(tmp_path: Path, capfd: Capture) -> N
     source["model"]["hidden"] = 2
     for party in source["party"][1:]:
         party |= {"scaling": "bounds", "bounds": [-4.0, 4.0]}
-    config = read_federation(save(tmp_path, source))
+    config = read_federation(save_federation(tmp_path, source))
     tables, run = read_tables(config, tmp_path), tmp_path / "run"
     simulate_federation(config, tables, RunOptions(run_folder=run), with_alone=False)
     done = securevfl(capfd, "model", "export", run, "--json")

@@ -8,10 +8,10 @@ import pytest
 import torch
 from helpers.built import built
 from helpers.class_means import fit_as_threads, fit_here, write_class_means
-from helpers.federations import save
 
 from securevfl.models.frozen import ScoreBottom
 from securevfl.stages.class_means.class_labels import ClassLabels
+from securevfl.testing import save_federation
 
 ROWS = 120
 
@@ -23,7 +23,7 @@ def encoders(folder: Path, fit, *, labels: str, told: ClassLabels) -> list[dict[
     )
     source = tomllib.loads(path.read_text())
     source["model"]["hidden"] = 2
-    with built(save(folder, source), folder / "run") as made:
+    with built(save_federation(folder, source), folder / "run") as made:
         fit(made, told)
         bottoms = [one.bottom for one in made.secondaries.values()]
         assert all(isinstance(bottom, ScoreBottom) for bottom in bottoms)

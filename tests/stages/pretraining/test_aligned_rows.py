@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pandas as pd
 import pytest
 import torch
-from helpers.federations import COMMON_IDS, ROWS, write_federation, write_overlapping
+from helpers.federations import COMMON_IDS, ROWS, write_overlapping
 
 from securevfl.cli.results import print_results
 from securevfl.config.disclosure import channels, require_covered_channels
@@ -37,6 +37,7 @@ from securevfl.stages.pretraining.messages import CrossBatch, IterationBegin
 from securevfl.stages.pretraining.rows import pretraining_rows
 from securevfl.stages.pretraining.secondary import PretrainingSecondary
 from securevfl.stages.pretraining.validator import PretrainingValidator
+from securevfl.testing import write_federation
 from securevfl.transport.message import Message
 from securevfl.transport.star import SecondaryTransport
 

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.federations import write_federation
 
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ProtocolError
@@ -18,6 +17,7 @@ from securevfl.stages.pretraining.messages import (
     LearnLocally,
 )
 from securevfl.stages.pretraining.validator import PretrainingValidator
+from securevfl.testing import write_federation
 
 HELD_OUT = np.array([8, 9, 10, 11], dtype=np.int64)
 EVERYWHERE = np.ones(12, dtype=np.bool_)

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.federations import write_federation
 from torch import Tensor
 
 from securevfl.config.reading import read_federation
@@ -19,6 +18,7 @@ from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
 from securevfl.stages.pretraining.saved import load_encoders
+from securevfl.testing import write_federation
 
 pytestmark = pytest.mark.multiprocess
 

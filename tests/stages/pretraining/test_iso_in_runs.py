@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.alarms import require_noise
-from helpers.federations import FROZEN, write_federation
+from helpers.federations import FROZEN
 from torch import Tensor
 
 from securevfl.config.reading import read_federation
@@ -27,6 +27,7 @@ from securevfl.runtime.simulation import RunResult, simulate_federation
 from securevfl.stages.pretraining import primary
 from securevfl.stages.pretraining.primary import PretrainingRun
 from securevfl.stages.pretraining.saved import load_encoders
+from securevfl.testing import write_federation
 
 SCALE = 0.5
 PLACES = ("projections", "weights", "gradients")

@@ -11,7 +11,6 @@ import pandas as pd
 import pytest
 import torch
 from helpers.command_line import securevfl
-from helpers.federations import save, write_federation
 
 from securevfl.config.disclosure import channels
 from securevfl.config.reading import read_federation
@@ -27,6 +26,7 @@ from securevfl.stages.pretraining.projections import projection_mechanism
 from securevfl.stages.pretraining.rows import even_batches, pretraining_rows
 from securevfl.stages.pretraining.saved import load_encoders
 from securevfl.stages.pretraining.stage import build_learner
+from securevfl.testing import save_federation, write_federation
 
 MODEL = {"family": "fedhssl", "hidden": 8, "encoder_hidden": 8, "neighbours": 1}
 PRETRAINING = {"iterations": 2, "batch_size": 64, "projector": [8, 8, 8], "predictor": 8}
@@ -299,7 +299,7 @@ def test_codes_that_the_file_declares_are_words(tmp_path: Path) -> None:
     table.to_csv(tmp_path / "bank-1.csv", index=False)
     source = tomllib.loads(path.read_text(encoding="utf-8"))
     source["party"][1]["categories"] = {"branch": ["10", "11", "12", "13"]}
-    simulate(save(tmp_path, source), tmp_path / "run")
+    simulate(save_federation(tmp_path, source), tmp_path / "run")
     weights = load_encoders(tmp_path / "run", "bank-1")["local"]
     assert weights["bottom.0.embeddings.0.weight"].shape == (5, 4)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.federations import COMMON_IDS, save, write_federation, write_overlapping
+from helpers.federations import COMMON_IDS, write_overlapping
 from helpers.launched import processes_of
 
 from securevfl.config.reading import read_federation
@@ -21,6 +21,7 @@ from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
 from securevfl.stages.pretraining.saved import load_encoders
+from securevfl.testing import save_federation, write_federation
 
 pytestmark = pytest.mark.multiprocess
 
@@ -116,7 +117,7 @@ def test_parties_warn_of_links_that_may_be_wrong(tmp_path: Path) -> None:
     source["party"] += [{"name": role, "role": role} for role in ("coordinator", "dealer")]
     events: list[ProgressEvent] = []
     figures = pretrain_in_processes(
-        read_federation(save(tmp_path, source)),
+        read_federation(save_federation(tmp_path, source)),
         RunOptions(run_folder=tmp_path / "run", data_root=tmp_path, observe=events.append),
     )
     (warning,) = [event.text for event in events if isinstance(event, Warned)]

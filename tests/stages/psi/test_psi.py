@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.federations import save, write_federation
 from helpers.lines import SECRET, SESSION, Wires, data_party, link_as_threads, run_all
 from helpers.linking import hidden_spec, link_spec
 
@@ -27,6 +26,7 @@ from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.messages import Linked, LinkingKind
 from securevfl.stages.psi import oprf, psi
 from securevfl.stages.psi.psi import BlindedPoints, EvaluatedPoints, PsiKind, RowValues
+from securevfl.testing import save_federation, write_federation
 from securevfl.transport.message import Message
 
 rbcl = pytest.importorskip("rbcl")
@@ -459,7 +459,7 @@ def test_it_needs_no_other_party(tmp_path: Path) -> None:
         write_federation(tmp_path, linkage={"metric": "exact", "protection": "psi"}).read_text()
     )
     source["model"] = {"family": "top1sim"}
-    config = read_federation(save(tmp_path, source))
+    config = read_federation(save_federation(tmp_path, source))
     require_linkable(config)
     require_helpers(config)
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.federations import save, write_federation
 from helpers.lines import Wires
 
 from securevfl.config.federation import FederationConfig, link_spec
@@ -17,6 +16,7 @@ from securevfl.core.progress import unheard
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.stage.link_cache import LinkCache, links_key
 from securevfl.linkage.stage.linking import LinkageInput
+from securevfl.testing import save_federation, write_federation
 
 RANGES = [[-1.0, 11.0], [-1.0, 11.0]]
 
@@ -25,7 +25,7 @@ def federation(folder: Path, helpers: tuple[str, ...], **linkage: Any) -> Federa
     """Return a federation of an agency, two banks and some third parties."""
     source = tomllib.loads(write_federation(folder, rows=8, linkage=linkage).read_text())
     source["party"] += [{"name": f"the-{role}", "role": role} for role in helpers]
-    return read_federation(save(folder, source))
+    return read_federation(save_federation(folder, source))
 
 
 @pytest.mark.parametrize(

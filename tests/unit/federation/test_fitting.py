@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers.federations import FROZEN, save, write_federation
+from helpers.federations import FROZEN
 
 from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import read_federation
@@ -23,6 +23,7 @@ from securevfl.ledger.ledger import Ledger
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
+from securevfl.testing import save_federation, write_federation
 
 MODEL = {"release": "pooled", "hidden": 4, "heads": 2, "top": "additive"}
 FITTED = {"method": "principal", "share": 0.1}
@@ -39,7 +40,7 @@ def write_fitted(folder: Path, **sections) -> Path:
     source = tomllib.loads(path.read_text())
     for party in source["party"][1:]:
         party |= {"scaling": "bounds", "bounds": [-4.0, 4.0]}
-    return save(folder, source)
+    return save_federation(folder, source)
 
 
 def config_of(folder: Path, **sections) -> FederationConfig:

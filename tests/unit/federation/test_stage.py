@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 from helpers.assisted import write_assisted
 from helpers.class_means import write_class_means
-from helpers.federations import write_federation, write_overlapping
+from helpers.federations import write_overlapping
 
 from securevfl.config.reading import read_federation
 from securevfl.config.stage_policy import policies
 from securevfl.federation.stage import run_stages
+from securevfl.testing import write_federation
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from helpers.federations import save, write_federation
 
 from securevfl.config.reading import read_federation
 from securevfl.config.rules import require_linkable, require_trainable
@@ -22,6 +21,7 @@ from securevfl.data.tables import KeyTable
 from securevfl.linkage.metrics.metric import KeySpec
 from securevfl.linkage.metrics.texts import Exact, ExactKeys, exact_texts
 from securevfl.linkage.sampling import eligible_pairs
+from securevfl.testing import save_federation, write_federation
 
 LONG_IDS = [9_007_199_254_740_993 + number for number in range(200)]
 """Neighbours of 16 digits, of which float64 holds every second one."""
@@ -185,7 +185,7 @@ def test_settings_that_do_not_go_with_exact_keys_are_refused(
     source["linkage"].pop("ranges", None)
     if model:
         source["model"] = model
-    path = save(tmp_path, source)
+    path = save_federation(tmp_path, source)
 
     def check() -> None:
         config = read_federation(path)

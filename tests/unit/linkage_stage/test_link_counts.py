@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from helpers.federations import FROZEN, save
+from helpers.federations import FROZEN
 from helpers.fixed_entropy import fixed_entropy
 from helpers.lines import link_as_threads
 from helpers.linking import hidden_spec, key_table, link_spec
@@ -47,6 +47,7 @@ from securevfl.runtime.metrics_file import links_of_run
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
+from securevfl.testing import save_federation
 
 DISTINCT = [f"k{number}" for number in range(60)]
 
@@ -199,7 +200,7 @@ def federation(
     }
     for party in source["party"]:
         party |= {"data": f"{party['name']}.csv", "key": ["id"]}
-    return save(folder, source)
+    return save_federation(folder, source)
 
 
 def simulated(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from helpers.federations import COMMON_IDS, ROWS, write_federation, write_overlapping
+from helpers.federations import COMMON_IDS, ROWS, write_overlapping
 from helpers.lines import SECRET, link_as_threads
 from helpers.linking import RANGES, SHORT_KEY, hidden_spec, key_table, link_spec, text_table
 
@@ -27,6 +27,7 @@ from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
 from securevfl.stages.encrypted_linkage import homomorphic, paillier
+from securevfl.testing import write_federation
 
 FIELDS = (Field(name="lon", kind="text", weight=2.0), Field(name="lat", kind="exact"))
 METRICS: dict[str, tuple[dict[str, Any], float]] = {

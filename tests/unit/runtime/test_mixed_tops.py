@@ -10,7 +10,6 @@ import pytest
 import torch
 from helpers.class_means import write_class_means
 from helpers.command_line import securevfl
-from helpers.federations import save
 
 import securevfl as sv
 from securevfl.config.reading import read_federation
@@ -23,7 +22,7 @@ from securevfl.runtime.primary_run import PrimaryRun
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
-from securevfl.testing import run_in_process
+from securevfl.testing import run_in_process, save_federation
 
 Capture = pytest.CaptureFixture[str]
 ROWS = 200
@@ -57,7 +56,7 @@ def federation(folder: Path, *, other: np.ndarray | None = None) -> Path:
     pd.concat([keys, pd.DataFrame(theirs, columns=["x0", "x1"])], axis=1).to_csv(
         folder / "bank-1.csv", index=False
     )
-    return save(folder, source)
+    return save_federation(folder, source)
 
 
 def kept(run: Path) -> list[torch.Tensor]:

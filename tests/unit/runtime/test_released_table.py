@@ -14,13 +14,12 @@ import pytest
 from helpers.command_line import securevfl
 from helpers.damage import damage
 from helpers.federations import FROZEN
-from helpers.undisturbed import simulated
 
 import securevfl as sv
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.core.progress import ProgressEvent, RowsReleased
 from securevfl.federation.state_folder import read_state
-from securevfl.testing import save_federation, write_federation
+from securevfl.testing import run_in_process, save_federation, write_federation
 
 ROWS, BATCH, ROUNDS, WIDTH = 60, 16, 4, 4
 
@@ -49,7 +48,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a run under a promise; tests that change it take a copy."""
     folder = tmp_path_factory.mktemp("finished")
     path = federation(folder, privacy={**FROZEN, "links_per_record": 1})
-    simulated(path, folder / "run")
+    run_in_process(path, folder / "run")
     return folder
 
 
@@ -138,7 +137,7 @@ def test_the_deviation_is_that_of_the_noise(tmp_path: Path) -> None:
         # Sixteen numbers a record need as many features.
         path = federation(tmp_path / name, privacy=privacy, **sections)
         widen(path)
-        simulated(path, tmp_path / name / "run")
+        run_in_process(path, tmp_path / name / "run")
         frames.append(sv.features(tmp_path / name / "run", data_root=path.parent))
     noised, exact = frames
     numbers = [f"released_{number}" for number in range(16)]
@@ -209,7 +208,7 @@ def test_a_trained_run_and_other_endings_are_refused(
 ) -> None:
     """The command ends with one line and exit code 2, before anything is read."""
     path = write_federation(tmp_path, rows=ROWS, training={"epochs": 1})
-    simulated(path, tmp_path / "trained")
+    run_in_process(path, tmp_path / "trained")
     asked = ["model", "embeddings", tmp_path / "trained", "--data-root", tmp_path]
     done = securevfl(capfd, *asked, "--out", tmp_path / "out.parquet")
     assert "released anew in every epoch and not kept" in done.complaint
@@ -236,7 +235,7 @@ def test_a_run_that_still_trains_has_its_table(tmp_path: Path) -> None:
 
     for name, rounds in (("half", 2), ("whole", ROUNDS)):
         with pytest.raises(CutError):
-            simulated(path, tmp_path / name, observe=until(rounds))
+            run_in_process(path, tmp_path / name, observe=until(rounds))
     assert len(sv.features(tmp_path / "whole", data_root=tmp_path)) == ROWS
     with pytest.raises(ConfigError, match="holds 32 of the 60 rows"):
         sv.features(tmp_path / "half", data_root=tmp_path)

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from helpers.federations import FROZEN
 from helpers.labelled_runs import write
-from helpers.undisturbed import simulated
 
 from securevfl import read_federation
 from securevfl.core.column_names import keys_in_clear
@@ -14,7 +13,7 @@ from securevfl.desk.report import plots
 from securevfl.desk.report.page import write_report
 from securevfl.desk.report.plots import epsilon_plot, loss_plot, metric_plot
 from securevfl.dp.statement import suspicion_in_words
-from securevfl.testing import write_federation
+from securevfl.testing import run_in_process, write_federation
 
 
 def marks(svg: str) -> int:
@@ -43,7 +42,7 @@ def test_a_curve_of_one_epoch_is_drawn() -> None:
 
 def test_a_report_says_when_and_of_which_rows(tmp_path: Path) -> None:
     path = write_federation(tmp_path, rows=60, training={"epochs": 1, "batch_size": 32})
-    run = simulated(path, tmp_path / "run")
+    run = run_in_process(path, tmp_path / "run")
     page = write_report(tmp_path / "run").read_text(encoding="utf-8")
     assert run.metrics["run"] in page
     assert run.metrics["ended"][:10] in page
@@ -91,7 +90,7 @@ def test_a_report_has_a_box_of_keys_in_clear(tmp_path: Path) -> None:
     for table in tmp_path.glob("*.csv"):
         head, rest = table.read_text().split("\n", 1)
         table.write_text("\n".join([head.replace(keys[1], "birth_date"), rest]))
-    simulated(path, tmp_path / "run")
+    run_in_process(path, tmp_path / "run")
     page = write_report(tmp_path / "run").read_text(encoding="utf-8")
     assert re.search(r'class="statement warned">Warning: linkage.protection[^<]*birth_date', page)
 
@@ -99,7 +98,7 @@ def test_a_report_has_a_box_of_keys_in_clear(tmp_path: Path) -> None:
 def test_a_report_is_read_from_the_first_page_to_the_signature(tmp_path: Path) -> None:
     """Who, worth, promise, who learns what, ledgers, settings, lines to sign: in this order."""
     path = write(tmp_path, {"privacy": FROZEN})
-    run = simulated(path, tmp_path / "run")
+    run = run_in_process(path, tmp_path / "run")
     page = write_report(tmp_path / "run").read_text(encoding="utf-8")
     headings = re.findall(r"<h2>([^<]*)</h2>", page)
     wanted = ["In short", "Is it worth it", "What is promised", "Who learns what", "Ledgers"]
@@ -124,7 +123,7 @@ def test_a_report_names_what_no_guarantee_covers(tmp_path: Path) -> None:
         folder = tmp_path / name
         folder.mkdir()
         path = write(folder, {"privacy": privacy})
-        simulated(path, folder / "run")
+        run_in_process(path, folder / "run")
         page = write_report(folder / "run").read_text(encoding="utf-8")
         (found,) = re.findall(r"No guarantee covers: ([^<]*)\.</p>", page)
         uncovered[name] = found.split("; ")
@@ -136,7 +135,7 @@ def test_a_report_names_what_no_guarantee_covers(tmp_path: Path) -> None:
 
 def test_a_report_says_that_a_ledger_was_changed(tmp_path: Path) -> None:
     path = write(tmp_path, {"privacy": FROZEN})
-    simulated(path, tmp_path / "run")
+    run_in_process(path, tmp_path / "run")
     assert "none failed" in write_report(tmp_path / "run").read_text(encoding="utf-8")
     (ledger, *_) = sorted((tmp_path / "run").glob("parties/*/ledger.jsonl"))[1:]
     lines = ledger.read_text().splitlines()
