@@ -17,7 +17,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 import securevfl as sv
-from securevfl.lab.digits import write_tables
+from securevfl.lab.datasets import write_tables
 
 PIXELS = np.arange(64).reshape(8, 8)
 HALVES = {"left": PIXELS[:, :4].ravel().tolist(), "right": PIXELS[:, 4:].ravel().tolist()}

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from securevfl.lab.audit.audit_report import audit
     from securevfl.lab.audit.settings import AuditSettings
     from securevfl.lab.contribution import Contribution, contribution
+    from securevfl.lab.engine import StudyOptions
     from securevfl.lab.entry_points import compare, link, sweep
-    from securevfl.lab.study import StudyOptions
     from securevfl.models.pretraining import PretrainingSettings
     from securevfl.runtime.entry import simulate, train
     from securevfl.runtime.predictions import Predictions

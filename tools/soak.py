@@ -37,11 +37,11 @@ import numpy as np  # noqa: E402
 from helpers.chaos.checks import ledger_faults  # noqa: E402
 from helpers.chaos.soak import PRIMARY, WAYS, Sample, Soak, Soaked  # noqa: E402
 from helpers.chaos.witness import Watch, notes_of  # noqa: E402
-from helpers.federations import write_federation  # noqa: E402
 from helpers.undisturbed import undisturbed  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 
 from securevfl.desk.report.plots import BLUE, GREY, ORANGE, SIZE, svg, title_axes  # noqa: E402
+from securevfl.testing import write_federation  # noqa: E402
 
 _ROWS: Final = 60
 _FIGURES: Final = ("train", "validation", "test", "epochs", "best_epoch")

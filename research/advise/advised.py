@@ -24,8 +24,7 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import parse_federation
 from securevfl.data.tables import PartyTable
 from securevfl.lab.advice import advise
-from securevfl.lab.datasets import load_builtin, split_table
-from securevfl.lab.digits import write_tables
+from securevfl.lab.datasets import load_builtin, split_table, write_tables
 from securevfl.lab.rehearsal import merge_settings, settings_for
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.simulation import simulate_federation

@@ -24,8 +24,8 @@ from sklearn.datasets import make_classification
 
 import securevfl as sv
 from securevfl.data.tables import PartyTable
-from securevfl.federation.party_inputs import own_inputs, targets_of, task_head
-from securevfl.federation.run_facts import run_facts
+from securevfl.federation.base import own_inputs, targets_of, task_head
+from securevfl.federation.run_plan import run_facts
 from securevfl.lab.datasets import load_folder, load_full
 from securevfl.models.alone.margins import OwnInputs, fit_margins
 

@@ -9,8 +9,7 @@ import pandas as pd
 from sklearn.datasets import make_classification
 
 from securevfl.data.tables import PartyTable
-from securevfl.lab.datasets import load_folder, load_full, split_pair
-from securevfl.lab.digits import write_tables
+from securevfl.lab.datasets import load_folder, load_full, split_pair, write_tables
 
 Task = Literal["regression", "binary", "multiclass"]
 SPLIT_SEED = 0

@@ -19,10 +19,9 @@ from torch import Tensor
 from research.common.aligned.views import AlignedViews, ScarceRows
 from securevfl.core.conventions import derive_seed, stream
 from securevfl.dp.clipping import clip_rows
-from securevfl.federation.rounds.iso_noise import with_iso_noise
+from securevfl.federation.rounds.cut import with_iso_noise
 from securevfl.federation.rounds.secondary import SecondaryData
-from securevfl.federation.run_facts import new_run
-from securevfl.federation.run_plan import RoundCounter
+from securevfl.federation.run_plan import RoundCounter, new_run
 from securevfl.federation.session.peers import PeersHere
 from securevfl.lab.methods import BoostingConfig
 from securevfl.lab.pooled_methods import fit_boosting
@@ -38,11 +37,11 @@ from securevfl.models.pretraining import PretrainingSettings
 from securevfl.models.registry import FAMILIES
 from securevfl.models.tasks import TaskHead
 from securevfl.stages.pretraining.learning import LearnerWithRecords
+from securevfl.stages.pretraining.messages import PretrainingValidator
 from securevfl.stages.pretraining.primary import PretrainingRun
 from securevfl.stages.pretraining.projections import projection_mechanism
 from securevfl.stages.pretraining.rows import PretrainingRows
 from securevfl.stages.pretraining.secondary import PretrainingSecondary
-from securevfl.stages.pretraining.validator import PretrainingValidator
 
 PRETRAINED = ("fedlocalssl", "fedcssl", "fedgssl", "fedhssl")
 SUPERVISED = ("boosting", "fedsplitnn", "untrained")

@@ -40,9 +40,9 @@ from research.common.linked_tables import (
 )
 from research.common.panels import panels_of, save
 from securevfl.config.reading import parse_federation, read_federation
+from securevfl.federation.base import task_head
 from securevfl.federation.build import build_bottom, build_top
-from securevfl.federation.party_inputs import task_head
-from securevfl.federation.run_facts import run_facts
+from securevfl.federation.run_plan import run_facts
 from securevfl.lab.methods import method_source_of
 from securevfl.lab.pooled_methods import train_in_one_place
 from securevfl.lab.study_commands import compare

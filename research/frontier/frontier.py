@@ -48,8 +48,7 @@ from securevfl.config.reading import parse_federation
 from securevfl.core.errors import PrivacyError
 from securevfl.data.tables import PartyTable
 from securevfl.federation.base import Base
-from securevfl.lab.datasets import load_builtin, load_full, split_table
-from securevfl.lab.digits import train_on_all_features
+from securevfl.lab.datasets import load_builtin, load_full, split_table, train_on_all_features
 from securevfl.runtime.launching import train_in_processes
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.simulation import simulate_federation

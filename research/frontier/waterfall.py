@@ -13,8 +13,8 @@ from scipy.stats import rankdata
 from research.common.linked_tables import Tables
 from securevfl.config.federation import FederationConfig
 from securevfl.data.tables import PartyTable
-from securevfl.federation.party_inputs import own_inputs, targets_of, task_head
-from securevfl.federation.run_facts import run_facts
+from securevfl.federation.base import own_inputs, targets_of, task_head
+from securevfl.federation.run_plan import run_facts
 from securevfl.models.alone.choice import fit_alone
 from securevfl.models.alone.margins import OwnInputs
 from securevfl.stages.class_means.class_labels import classes_among_alike

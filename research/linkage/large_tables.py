@@ -233,7 +233,7 @@ def coded(rows: int) -> float:
     from securevfl.data.tables import KeyTable
     from securevfl.linkage.metrics.metric import KeySpec
     from securevfl.linkage.metrics.points import Euclidean
-    from securevfl.linkage.secret import LinkageSecret
+    from securevfl.linkage.spec import LinkageSecret
     from securevfl.stages.bloom.code_keys import encode
 
     points = np.random.default_rng(SEED).random((2, rows))
@@ -248,7 +248,7 @@ def compared_by_cell(rows: int, held: int) -> dict[str, float]:
     """Count what is compared if a cell holds so many records: per row, whatever the rows are."""
     from securevfl.linkage.links import LinkTable
     from securevfl.linkage.metrics.points import EuclideanKeys
-    from securevfl.stages.encrypted_linkage.grid_cells import CellBlock, cells_of, links_by_cell
+    from securevfl.stages.encrypted_linkage.block_search import CellBlock, cells_of, links_by_cell
     from securevfl.stages.encrypted_linkage.homomorphic import Lanes
 
     rng = np.random.default_rng(SEED)

@@ -27,14 +27,17 @@ from securevfl.linkage.metrics.points import EuclideanKeys
 from securevfl.linkage.metrics.texts import QGramCandidates, TextKeys, gram_matrix
 from securevfl.linkage.sampling import PoissonSampler, RoundLinker
 from securevfl.stages.bloom.code_keys import CodeKeys
-from securevfl.stages.encrypted_linkage.grid_cells import (
+from securevfl.stages.encrypted_linkage.block_search import (
     CellBlock,
     cells_of,
     links_by_cell,
     links_from_shares,
 )
-from securevfl.stages.encrypted_linkage.homomorphic import Keyholder, masked_distances
-from securevfl.stages.encrypted_linkage.obfuscators import prepared_obfuscators
+from securevfl.stages.encrypted_linkage.homomorphic import (
+    Keyholder,
+    masked_distances,
+    prepared_obfuscators,
+)
 from securevfl.stages.encrypted_linkage.shares import (
     deal,
     masked_keys,

@@ -23,7 +23,7 @@ from securevfl.linkage.links import LinkTable
 from securevfl.linkage.metrics.metric import Field
 from securevfl.linkage.metrics.points import EuclideanKeys
 from securevfl.linkage.metrics.texts import TextKeys
-from securevfl.linkage.secret import LinkageSecret
+from securevfl.linkage.spec import LinkageSecret
 from securevfl.stages.bloom.code_keys import CodeKeys
 from securevfl.stages.bloom.codes import Code, NumberCode, PointCode, TextCode, encode_keys
 from securevfl.stages.mixed_keys.mixed import MixedKeys

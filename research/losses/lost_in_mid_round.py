@@ -40,9 +40,8 @@ from torch import Tensor
 from securevfl.core.errors import ProtocolError
 from securevfl.core.memory import keep_freed_memory
 from securevfl.dp.ring_noise import ExactDiscreteGaussian
-from securevfl.mpc.codec import encode, quantise, require_row_norms
+from securevfl.mpc.codec import RingFormat, encode, quantise, require_row_norms
 from securevfl.mpc.masks import PairwiseMasks
-from securevfl.mpc.ring_format import RingFormat
 
 PARTIES = (5, 20, 50)
 LOST = (0.0, 0.05, 0.2)

@@ -21,7 +21,7 @@ sys.path.append(str(Path(__file__).parents[2]))
 from research.common.figure_files import keep
 from securevfl.config.reading import parse_federation
 from securevfl.federation.base import Base
-from securevfl.lab.digits import demo_federation, digits_tables, train_on_all_features
+from securevfl.lab.datasets import demo_federation, digits_tables, train_on_all_features
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.simulation import simulate_federation
 

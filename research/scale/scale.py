@@ -40,15 +40,13 @@ from securevfl.core.memory import keep_freed_memory
 from securevfl.data.tables import PartyTable
 from securevfl.federation.messages import RoundKind, Share
 from securevfl.federation.rounds import network_primary, primary, secondary
-from securevfl.federation.run_facts import RunFacts
-from securevfl.federation.run_plan import ROUNDS_AHEAD
+from securevfl.federation.run_plan import ROUNDS_AHEAD, RunFacts
 from securevfl.ledger.chain import ChainedFile
 from securevfl.linkage.stage import linking
 from securevfl.models.fedhssl.encoders import FedHSSLConfig
 from securevfl.models.fet.fet_bottom import FeTBottom
 from securevfl.models.fet.settings import FeTConfig
-from securevfl.mpc.codec import decode_sum
-from securevfl.mpc.ring_format import RingFormat
+from securevfl.mpc.codec import RingFormat, decode_sum
 from securevfl.runtime import final_figures, primary_run, simulation
 from securevfl.transport.identity import Identity, provision
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport, new_session

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from securevfl.federation.messages import PROTOCOL_VERSION, EpochMark
-from securevfl.federation.run_facts import RunFacts
+from securevfl.federation.run_plan import RunFacts
 
 _HEADER: Final = 52
 _ALIGNMENT: Final = 16

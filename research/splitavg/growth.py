@@ -19,9 +19,8 @@ from torch import Tensor
 from securevfl.config.rules import LARGEST_COMPLETE
 from securevfl.core.memory import keep_freed_memory
 from securevfl.dp.ring_noise import ExactDiscreteGaussian
-from securevfl.mpc.codec import encode, quantise, require_row_norms
+from securevfl.mpc.codec import RingFormat, encode, quantise, require_row_norms
 from securevfl.mpc.masks import PairwiseMasks, connectivity
-from securevfl.mpc.ring_format import RingFormat
 
 PARTIES = (2, 5, 10, 25, 50)
 ROW_WIDTH = 5000

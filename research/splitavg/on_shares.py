@@ -34,11 +34,10 @@ from securevfl.dp.ring_noise import ExactDiscreteGaussian
 from securevfl.federation import messages
 from securevfl.federation.over_star import PrimaryWire, SecondaryWire
 from securevfl.launch.spawn import reserved_port
-from securevfl.mpc.codec import encode
+from securevfl.mpc.codec import RingFormat, encode
 from securevfl.mpc.crypten_bridge import CrypTenSumTo, crypten
 from securevfl.mpc.masks import PairwiseMasks
 from securevfl.mpc.on_shares import Seat, SharedSum
-from securevfl.mpc.ring_format import RingFormat
 from securevfl.transport.identity import Identity, provision
 from securevfl.transport.message import Done, StarKind
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport, new_session

@@ -25,10 +25,16 @@ from securevfl.core.errors import ConfigError
 from securevfl.dp.ring_noise import ExactDiscreteGaussian
 from securevfl.federation.messages import RoundKind
 from securevfl.federation.over_star import PrimaryWire, SecondaryWire
-from securevfl.mpc.codec import decode_sum, encode, quantise, require_row_norms, to_float
+from securevfl.mpc.codec import (
+    RingFormat,
+    decode_sum,
+    encode,
+    quantise,
+    require_row_norms,
+    to_float,
+)
 from securevfl.mpc.crypten_bridge import CrypTenSumTo, import_crypten
 from securevfl.mpc.masks import PairwiseMasks
-from securevfl.mpc.ring_format import RingFormat
 from securevfl.transport.message import Message
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport
 

@@ -70,7 +70,7 @@ class Ways:
         rows, links, width = shape
         # FeT's widest layers have 2 H outputs.
         self._of_one = rows * links * 2 * width
-        self._stacked: Any = import_module("securevfl.federation.rounds.in_process")
+        self._stacked: Any = import_module("securevfl.federation.rounds.exchanges")
         self._rule = (self._stacked.LARGEST, self._stacked.FEWEST)
 
     def take(self, way: str) -> None:

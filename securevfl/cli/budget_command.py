@@ -273,7 +273,7 @@ def similarity(
     as_json: AsJson = False,
 ) -> None:
     """FedSim's tau: a bound on one greedy attacker's success. It is not DP."""
-    from securevfl.dp.similarity_noise import (
+    from securevfl.dp.sensitivity import (
         expected_recoveries,
         reachable_floor,
         recovery_bound,

@@ -17,8 +17,8 @@ from securevfl.core.formatting import format_figure
 from securevfl.core.memory import keep_freed_memory, loading
 from securevfl.core.progress import alignment_in_words
 from securevfl.core.shown_progress import RunProgress
-from securevfl.federation.prediction_budget import PredictionBudget
-from securevfl.federation.session.attendance import absences_in_words
+from securevfl.federation.run_plan import PredictionBudget
+from securevfl.federation.session.membership import absences_in_words
 from securevfl.models.task_metrics import metrics_of
 from securevfl.runtime import metrics_file
 from securevfl.runtime.predictions import Predictions

@@ -73,21 +73,21 @@ def demo(
         from securevfl.cli.results import print_results, train_and_report
         from securevfl.config.reading import parse_federation
         from securevfl.core import files
-        from securevfl.lab import digits
+        from securevfl.lab import datasets
         from securevfl.runtime.run_folder import run_folder_for
 
-    source = digits.demo_federation(seed=seed)
+    source = datasets.demo_federation(seed=seed)
     config = parse_federation(source, file="demo")
     folder = run_folder_for(config, out)
     files.require_writable_folder(folder)
-    tables = digits.digits_tables(seed=seed)
-    digits.write_tables(tables, folder / "tables")
+    tables = datasets.digits_tables(seed=seed)
+    datasets.write_tables(tables, folder / "tables")
     metrics = train_and_report(
         config,
         folder,
         simulated=False,
         data_root=folder,
-        extra_figures=lambda: digits.demo_baselines(
+        extra_figures=lambda: datasets.demo_baselines(
             source, tables, tell=partial(print, file=sys.stderr)
         ),
     )

@@ -9,10 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Final
 
-from securevfl.config.channel import ISO, NOT_COVERED, Channel
 from securevfl.config.federation import FederationConfig, link_spec
 from securevfl.config.sections import TrainingSettings
-from securevfl.config.stage_policy import policies
+from securevfl.config.stage_policy import ISO, NOT_COVERED, Channel, policies
 from securevfl.core.errors import PrivacyError
 from securevfl.linkage.stage.linkage_parts import PROTECTIONS, reveals_of
 from securevfl.transport.message import Cover, TypedMessage

@@ -8,8 +8,7 @@ from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 from securevfl.core.settings import read_settings
 from securevfl.linkage.metrics.metric import Field
-from securevfl.linkage.secret import SECRET_FILE
-from securevfl.linkage.spec import CACHE_FOLDER
+from securevfl.linkage.spec import CACHE_FOLDER, SECRET_FILE
 from securevfl.linkage.stage.linkage_parts import METRICS, PROTECTIONS
 from securevfl.linkage.text import DateOrder, Spelling
 

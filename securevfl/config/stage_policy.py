@@ -1,12 +1,45 @@
 """An optional stage as the federation file has it: whether it runs, its rules, what it shows."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
+from typing import Final, Literal
 
-from securevfl.config.channel import Channel
 from securevfl.config.federation import FederationConfig
 from securevfl.core.stages import load_part, stages
 from securevfl.dp.labels import LabelRelease
+from securevfl.transport.message import Cover
+
+NOT_COVERED: Final = "not covered"
+ISO: Final = "heuristic: ISO noise promises nothing, and its size shows"
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """One way in which a party learns something."""
+
+    channel: Cover
+    """Its name, by which fields of messages refer to it."""
+
+    reveals: str
+    """Who learns what."""
+
+    guarantee: str
+    """Statement of the promise that covers it, if any does."""
+
+    whose: Literal["secondaries", "primary", "all"]
+    """Whose rows, records or weights are learned about."""
+
+    to: Literal["primary", "secondaries", "all", "recipients", "nobody"]
+    """Who learns it; ``recipients`` are those who get the model."""
+
+    stated: bool = False
+    """True for a channel that no epsilon covers and no promise refuses; the promise's statement and
+    docs/privacy.md name it."""
+
+    refusal: str = ""
+    """Sentence that refuses a promise with this channel: the setting, what it shows, and what to
+    write instead."""
 
 
 class StagePolicy:

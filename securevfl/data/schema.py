@@ -21,7 +21,6 @@ from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.formatting import toml_key
 from securevfl.core.settings import read_settings
 from securevfl.data.cells import require_columns
-from securevfl.data.column_fitting import fit_column
 from securevfl.data.columns import (
     BooleanColumn,
     Column,
@@ -30,6 +29,7 @@ from securevfl.data.columns import (
     WordsColumn,
     encode_column,
     features_of_column,
+    fit_column,
 )
 from securevfl.data.scaling import Bounds, ColumnSettings, Dependence, Pair, declared_range
 from securevfl.data.sources.settings import first_repeated

@@ -1,5 +1,6 @@
 """Scikit-learn estimators over simulated parties: classifier and regressor."""
 
+import dataclasses
 import hashlib
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,35 +10,367 @@ from typing import Any, Final, TypeVar, Unpack
 
 import numpy as np
 import pandas as pd
+import torch
 from jaxtyping import Float64
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils import Tags, check_array, check_random_state, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_consistent_length, check_is_fitted
+from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
 
-from securevfl.config.sections import PredictionSettings
+from securevfl.config.linkage import LinkageSettings
+from securevfl.config.presets import PresetSettings, preset
+from securevfl.config.reading import require_own_fields
+from securevfl.config.sections import BaseSettings, PredictionSettings, TrainingSettings
 from securevfl.core.conventions import Task
-from securevfl.core.errors import ConfigError
+from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.progress import ProgressEvent, Warned
 from securevfl.core.settings import read_settings
-from securevfl.data.frames import from_frame
-from securevfl.data.tables import Labels
-from securevfl.desk.estimator_inputs import (
-    PRIMARY,
-    frame_of,
-    key_columns,
-    linkage_of,
-    partner_tables,
-    plain_frame,
-    plain_value,
-    settings_of,
-)
-from securevfl.desk.local_estimator import LocalModel, train_alone_on
+from securevfl.data.frames import as_pandas, from_frame
+from securevfl.data.keys_and_labels import KeyKind
+from securevfl.data.party_tables import new_rows
+from securevfl.data.rows import split_rows
+from securevfl.data.scaling import Bounds, ColumnSettings, LabelScaler
+from securevfl.data.sources.read import read_frame
+from securevfl.data.tables import Labels, PartyTable
+from securevfl.dp.privacy import Privacy
+from securevfl.federation.base import label_scaler_of, own_inputs, targets_of
+from securevfl.linkage.metrics.metric import KeySpec
+from securevfl.linkage.stage.linkage_parts import METRICS
+from securevfl.models.alone.choice import Alone, fit_alone
+from securevfl.models.alone.perceptron import BaselineConfig
+from securevfl.models.family import Family, FamilySettings
+from securevfl.models.pretraining import PretrainingSettings
+from securevfl.models.registry import family_named, family_names, family_of
+from securevfl.models.tasks import TaskHead
 from securevfl.runtime.entry import simulate
-from securevfl.runtime.new_rows import NamedRows
-from securevfl.runtime.predictions import Predictions
+from securevfl.runtime.prediction_request import NamedRows
+from securevfl.runtime.predictions import Predictions, predictions_of
 from securevfl.runtime.simulation import RunResult
 from securevfl.runtime.trained_run import RunSource, TrainedRun, trained_run
+
+_TRAINING: Final = (
+    "epochs",
+    "batch_size",
+    "learning_rate",
+    "patience",
+    "validation_fraction",
+    "metric",
+)
+"""Parameters of an estimator that are fields of ``[training]``, None by default."""
+
+# Defined for any rows, where few rows are held out and each class may be rare.
+_CHOOSES: Final[Mapping[Task, str]] = {
+    "regression": "rmse",
+    "binary": "log_loss",
+    "multiclass": "log_loss",
+}
+
+
+def settings_of(params: Mapping[str, Any], *, task: Task, rows: int) -> PresetSettings:
+    """Return a run's model and settings from an estimator's parameters.
+
+    Args:
+        params: The estimator's parameters, by name.
+        task: Kind of label.
+        rows: Number of training rows.
+
+    Raises:
+        ConfigError: If a setting is impossible.
+    """
+    fields = dict(params["model_settings"] or {})
+    if params["neighbours"] is not None:
+        fields["neighbours"] = params["neighbours"]
+    base = _model_of(params["model"], {name: plain_value(value) for name, value in fields.items()})
+    if not isinstance(base, PresetSettings):
+        base = PresetSettings(
+            model=base,
+            training=TrainingSettings(),
+            pretraining=PretrainingSettings(),
+            privacy=Privacy(mechanism="none"),
+            base=BaseSettings().estimator,
+        )
+    kinds = {
+        "training": TrainingSettings,
+        "pretraining": PretrainingSettings,
+        "privacy": Privacy,
+    }
+    for name, kind in kinds.items():
+        if not isinstance(params[name], kind | None):
+            raise ConfigError(f"{name}: must be {kind.__name__}(...), got {params[name]!r:.60}")
+    return replace(
+        base,
+        training=_training_of(params, params["training"] or base.training, task=task, rows=rows),
+        pretraining=params["pretraining"] or base.pretraining,
+        privacy=params["privacy"] or base.privacy,
+    )
+
+
+def linkage_of(linkage: Any) -> LinkageSettings:
+    """Return linkage settings from a metric's name or from settings.
+
+    Raises:
+        ConfigError: If it is neither.
+    """
+    if isinstance(linkage, str):
+        return LinkageSettings(metric=linkage, protection="none")
+    if not isinstance(linkage, LinkageSettings):
+        raise ConfigError(f"linkage: must be a metric or LinkageSettings(...), got {linkage!r:.60}")
+    return linkage
+
+
+def _model_of(model: Any, fields: Mapping[str, Any]) -> FamilySettings | PresetSettings:
+    if isinstance(model, str):
+        family, _, name = model.partition("-")
+        if model in family_names() or not name:
+            require_own_fields(family_named(model), fields)
+            settings: FamilySettings = family_named(model).settings_from(fields)
+            return settings
+        return preset(family, name, **fields)
+    if isinstance(model, PresetSettings):
+        return replace(model, model=_with(model.model, fields))
+    if isinstance(model, FamilySettings):
+        return _with(model, fields)
+    raise ConfigError(
+        f"model: must be a family's name, its settings or a preset, got {type(model).__name__}"
+    )
+
+
+def _with(settings: FamilySettings, fields: Mapping[str, Any]) -> FamilySettings:
+    require_own_fields(family_of(settings), fields)
+    changed: FamilySettings = family_of(settings).settings_from(
+        {**_given_settings(settings), **fields}
+    )
+    return changed
+
+
+def _given_settings(settings: Any) -> dict[str, Any]:
+    fields = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def plain_value(value: Any) -> Any:
+    """Return a NumPy number as a Python number; a search's grid may hold such."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _training_of(
+    params: Mapping[str, Any], base: TrainingSettings, *, task: Task, rows: int
+) -> TrainingSettings:
+    given = {name: plain_value(params[name]) for name in _TRAINING if params[name] is not None}
+    # scikit-learn holds rows out itself: of these, a run takes the one that it can't do without.
+    tested = plain_value(params["test_fraction"] or 1 / rows)
+    fields = {"metric": _CHOOSES[task], **_given_settings(base), **given, "test_fraction": tested}
+    training = read_settings(TrainingSettings, fields, where="training")
+    if training.validation_fraction * rows < 1:
+        training = replace(training, validation_fraction=1 / rows)
+    return training
+
+
+PRIMARY: Final = "primary"
+"""Name of the party whose rows ``X`` has."""
+
+
+def frame_of(estimator: Any, X: Any, *, reset: bool) -> pd.DataFrame:
+    """Return the rows of ``X``, checked as scikit-learn checks them.
+
+    Args:
+        estimator: Estimator with the required ``n_features_in_`` and ``feature_names_in_``.
+        X: A frame of any library, or an array or nested lists of numbers, whose columns are then
+            called ``x0``, ``x1`` and so on. Cells may be missing.
+        reset: Whether the estimator takes its columns from these rows.
+
+    Raises:
+        ValueError: If they are no such rows, or have other columns.
+    """
+    if not hasattr(X, "columns"):
+        values = validate_data(
+            estimator, X, reset=reset, dtype="numeric", ensure_all_finite="allow-nan"
+        )
+        return pd.DataFrame(values, columns=[f"x{number}" for number in range(values.shape[1])])
+    validate_data(estimator, X, reset=reset, skip_check_array=True)
+    return plain_frame(X)
+
+
+def plain_frame(X: Any) -> pd.DataFrame:
+    """Return a frame of any library as pandas' own, without an index.
+
+    Raises:
+        DataError: If it is no frame.
+        ValueError: If it is empty.
+    """
+    frame = as_pandas(
+        X.reset_index(drop=True) if isinstance(X, pd.DataFrame) else X,
+        where="X",
+    )
+    for what, number in (("sample", len(frame)), ("feature", frame.shape[1])):
+        if number == 0:
+            raise ValueError(f"X has 0 {what}(s), while a minimum of 1 is required")
+    return frame
+
+
+def key_columns(
+    key: Any, frame: pd.DataFrame, linkage: LinkageSettings
+) -> Sequence[str] | dict[str, KeyKind]:
+    """Return the names of the key columns, with their kinds where some are texts.
+
+    Args:
+        key: Key parameter of the estimator: a column, several, or None.
+        frame: Rows of the primary.
+        linkage: Settings of linkage, whose metric decides the kinds of keys.
+
+    Raises:
+        ConfigError: If a column is not there.
+    """
+    if isinstance(key, Mapping):
+        return dict(key)
+    columns = list(frame.columns)
+    chosen = [] if key is None else [key] if isinstance(key, str | int) else list(key)
+    names = []
+    for choice in chosen:
+        if isinstance(choice, str) and choice in columns:
+            names.append(choice)
+        elif isinstance(choice, int) and 0 <= choice < len(columns):
+            names.append(columns[choice])
+        else:
+            raise ConfigError(f"key: X has no column {choice!r}; it has {', '.join(columns[:20])}")
+    spec = KeySpec(
+        columns=tuple(names),
+        metric=METRICS[linkage.metric],
+        fields=None if linkage.fields is None else linkage.field_list(),
+    )
+    kinds = dict(spec.kinds)
+    return kinds if "text" in kinds.values() else names
+
+
+def partner_tables(
+    secondaries: Any,
+    key: Sequence[str] | dict[str, KeyKind],
+    *,
+    declared: bool,
+    bounds: Any,
+) -> list[PartyTable]:
+    """Return the other parties' tables.
+
+    Args:
+        secondaries: A list, or a mapping by name, of frames, paths and tables. Frames and files
+            have key columns of the same names as ``X``; a table says its own.
+        key: Key columns of ``X``.
+        declared: Whether a promise requires features that do not depend on the records.
+        bounds: Declared ranges, as the estimator's parameter.
+
+    Raises:
+        ConfigError: If it is none of these.
+        DataError: If a table can't be used.
+    """
+    if hasattr(secondaries, "columns") or isinstance(secondaries, str | Path | PartyTable):
+        raise ConfigError("secondaries: must be a list of tables, or tables by name; put it in []")
+    named = dict(secondaries) if isinstance(secondaries, Mapping) else _names(list(secondaries))
+    tables = []
+    for name, source in named.items():
+        if isinstance(source, PartyTable):
+            tables.append(replace(source, name=name))
+            continue
+        if not key:
+            raise ConfigError('key: must name the columns that parties link by, such as key=["id"]')
+        own: Bounds | None = bounds.get(name) if isinstance(bounds, Mapping) else bounds
+        where = f"table {source} of {name!r}"
+        frame = read_frame(Path(source), where=where) if isinstance(source, str | Path) else source
+        settings = ColumnSettings(bounds=own, own_statistics=not declared)
+        tables.append(from_frame(frame, name=name, key=key, columns=settings))
+    return tables
+
+
+def _names(sources: Sequence[Any]) -> dict[str, Any]:
+    named = {
+        source.name if isinstance(source, PartyTable) else f"secondary-{number}": source
+        for number, source in enumerate(sources, 1)
+    }
+    if len(named) < len(sources):
+        raise ConfigError("secondaries: two tables have one name")
+    return named
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LocalModel:
+    """The primary's own model, with the reading of its columns."""
+
+    alone: Alone
+    """The fitted model."""
+    table: PartyTable
+    """One training row, whose schema new rows must have."""
+    label_scaler: LabelScaler | None
+    """Scaler of a regression's labels; None for classes."""
+
+    def predict(self, frame: pd.DataFrame) -> Predictions:
+        """Predict new rows.
+
+        Raises:
+            DataError: If their columns are not those of training.
+        """
+        schema = self.table.schema
+        assert schema is not None, "it was made of a frame"
+        table = new_rows(frame, schema, name=self.table.name, where="X")
+        margins = self.alone.margins(own_inputs(table))
+        return predictions_of(
+            torch.from_numpy(margins),
+            self.alone.head,
+            classes=self.table.classes,
+            label_scaler=self.label_scaler,
+            threshold=self.alone.best.threshold,
+            rows=range(1, len(margins) + 1),
+        )
+
+
+def train_alone_on(
+    table: PartyTable, labels: Labels, *, task: Task, training: TrainingSettings, seed: int
+) -> LocalModel:
+    """Fit the primary's own models, and return the best on validation rows.
+
+    Args:
+        table: The primary's table, made of a frame, with the labels.
+        labels: The labels.
+        task: Kind of label.
+        training: Fractions of the parts, and settings of the network.
+        seed: Seed of the split, initialisation, shuffling and dropout.
+
+    Raises:
+        DataError: If there are too few rows.
+    """
+    kind = training.split_of(task)
+    if kind not in ("random", "stratified"):
+        raise DataError(f"training.split: {kind!r} needs a column of a table that is read")
+    split = split_rows(
+        table.num_rows,
+        validation_fraction=training.validation_fraction,
+        test_fraction=training.test_fraction,
+        seed=seed,
+        kind=kind,
+        by=labels.astype(np.int64) if kind == "stratified" else None,
+    )
+    classes = len(table.classes or ()) if task == "multiclass" else 1
+    head = TaskHead(
+        task=task, num_classes=classes, chosen=training.metric, threshold=training.threshold
+    )
+    scaler = label_scaler_of(table, split, head)
+    if scaler is not None:
+        head = TaskHead(task=task, label_deviation=scaler.deviation, chosen=training.metric)
+    alone = fit_alone(
+        own_inputs(table),
+        targets_of(table, split, head).numpy(),
+        head,
+        train=split.train,
+        validation=split.validation,
+        seed=seed,
+        network=BaselineConfig(
+            epochs=training.epochs,
+            batch_size=training.batch_size,
+            learning_rate=training.learning_rate or Family.learning_rate,
+            weight_decay=training.weight_decay,
+            patience=training.patience,
+        ),
+    )
+    return LocalModel(alone=alone, table=table.take(np.arange(1)), label_scaler=scaler)
+
 
 Own = TypeVar("Own", bound="FederatedEstimator")
 

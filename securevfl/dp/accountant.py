@@ -16,10 +16,9 @@ from typing import Any, Final, Literal
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, of_an_extra
 from securevfl.dp import events
-from securevfl.dp.floor import checked_epsilon
 from securevfl.dp.gaussian import composed_multiplier, gaussian_epsilon
 from securevfl.dp.renyi import rdp_epsilon
-from securevfl.dp.shift_mixture import SMALLEST_SAMPLED_MULTIPLIER, shift_mixture
+from securevfl.dp.shift_mixture import SMALLEST_SAMPLED_MULTIPLIER, checked_epsilon, shift_mixture
 
 Method = Literal["auto", "pld", "rdp"]
 
@@ -69,7 +68,7 @@ def epsilon_of(
     Raises:
         ConfigError: If ``delta`` is out of range, or too small for the method.
         PrivacyError: If what was computed cannot be true
-        (:func:`securevfl.dp.floor.checked_epsilon`).
+        (:func:`securevfl.dp.shift_mixture.checked_epsilon`).
     """
     checks.open_unit(delta=delta)
     checks.one_of(("auto", "pld", "rdp"), method=method)
@@ -156,7 +155,7 @@ def pld_epsilon(releases: Sequence[events.Release], *, delta: float) -> float:
         ConfigError: If ``delta`` is below what float64 can resolve for so many releases, or if the
             noise is so small that no epsilon is finite, or if the library cannot invert a loss.
         PrivacyError: If what was computed cannot be true
-        (:func:`securevfl.dp.floor.checked_epsilon`).
+        (:func:`securevfl.dp.shift_mixture.checked_epsilon`).
     """
     checks.open_unit(delta=delta)
     try:

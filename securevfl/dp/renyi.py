@@ -17,8 +17,7 @@ import numpy as np
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.dp import events
-from securevfl.dp.floor import checked_epsilon
-from securevfl.dp.shift_mixture import SMALLEST_SAMPLED_MULTIPLIER, shift_mixture
+from securevfl.dp.shift_mixture import SMALLEST_SAMPLED_MULTIPLIER, checked_epsilon, shift_mixture
 
 _SMALLEST_ORDER: Final = 1 + 1e-6
 _LARGEST_ORDER: Final = 1e5

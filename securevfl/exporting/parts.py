@@ -16,7 +16,7 @@ from securevfl.config.federation import FederationConfig
 from securevfl.core.errors import ConfigError
 from securevfl.data.tables import PartyTable
 from securevfl.federation.build import build_bottom, build_top
-from securevfl.federation.rounds.aggregation import Aggregation
+from securevfl.federation.rounds.cut import Aggregation
 from securevfl.federation.run_plan import kept_aggregation
 from securevfl.federation.saved_model import SavedModel
 from securevfl.models.alone.choice import mix_outputs

@@ -21,8 +21,7 @@ from securevfl.data.rows import RowSplit
 from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.dp.ring_noise import ExactDiscreteGaussian, NoiseBuffer
 from securevfl.federation import base
-from securevfl.federation.encoder_fitting import FittedBottom, PrincipalFitting, build_encoder
-from securevfl.federation.party_inputs import (
+from securevfl.federation.base import (
     aligned_rows,
     features_of,
     label_scaler_of,
@@ -31,9 +30,9 @@ from securevfl.federation.party_inputs import (
     targets_of,
     task_head,
 )
-from securevfl.federation.rounds.cached_release import CachedRelease
-from securevfl.federation.rounds.counted_release import CountedRelease
-from securevfl.federation.rounds.dropout import DropoutStream
+from securevfl.federation.checkpoint import StateFolder
+from securevfl.federation.encoder_fitting import FittedBottom, PrincipalFitting, build_encoder
+from securevfl.federation.rounds.cached_release import CachedRelease, CountedRelease
 from securevfl.federation.rounds.exchanges import Exchange
 from securevfl.federation.rounds.fitted_primary import (
     CorrectionFit,
@@ -43,16 +42,14 @@ from securevfl.federation.rounds.fitted_primary import (
     read_by_top,
 )
 from securevfl.federation.rounds.network_primary import NetworkPrimary
-from securevfl.federation.rounds.primary import Primary, PrimaryData
+from securevfl.federation.rounds.primary import Primary, PrimaryData, PrimaryInputs
 from securevfl.federation.rounds.release import SecondaryRelease
 from securevfl.federation.rounds.secondary import Secondary, SecondaryData
-from securevfl.federation.rounds.top_model import PrimaryInputs
-from securevfl.federation.rounds.updates import GradientNoise
+from securevfl.federation.rounds.updates import DropoutStream, GradientNoise
 from securevfl.federation.run_plan import RunPlan, pools
 from securevfl.federation.saved_model import FOLDER, PrimaryPart, SavedModel
 from securevfl.federation.session.request_validator import RequestValidator, SessionLimits
 from securevfl.federation.stage import SecondaryBuild, run_stages
-from securevfl.federation.state_folder import StateFolder
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.spec import LinkedPrimary, LinkedSecondary
 from securevfl.models.building import bottom_of, require_no_batch_norm, require_rows_apart, top_of

@@ -11,7 +11,7 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.sections import PartySettings
 from securevfl.core.conventions import derive_seed
 from securevfl.core.errors import DataError
-from securevfl.dp.moments import noised_moments
+from securevfl.dp.class_sums import noised_moments
 from securevfl.federation.run_plan import RunPlan
 from securevfl.ledger.ledger import Ledger
 from securevfl.models import frozen

@@ -17,7 +17,7 @@ from securevfl.core.progress import (
     event_fields,
     linked_rows_in_words,
 )
-from securevfl.dp.noised_counts import noised_rows
+from securevfl.dp.class_sums import noised_rows
 from securevfl.federation.messages import LinkCount
 from securevfl.federation.run_plan import RunPlan
 from securevfl.ledger.ledger import Ledger

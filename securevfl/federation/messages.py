@@ -10,9 +10,8 @@ import numpy.typing as npt
 from jaxtyping import Float32, Int64
 
 from securevfl.core.errors import ProtocolError
-from securevfl.federation.run_facts import RUN_ID_DIGITS, RunFacts, prediction_facts
-from securevfl.federation.run_plan import Purpose
-from securevfl.mpc.session_key import PUBLIC_BYTES
+from securevfl.federation.run_plan import RUN_ID_DIGITS, Purpose, RunFacts, prediction_facts
+from securevfl.mpc.masks import PUBLIC_BYTES
 from securevfl.transport.message import DeclaredMessage, Message, MessageKind, TypedMessage, wire
 
 PROTOCOL_VERSION: Final = 16

@@ -12,10 +12,10 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.stage_policy import policies
 from securevfl.core.errors import PrivacyError
 from securevfl.dp.labels import LabelRelease, digest_of_labels, keep_probability, randomised_labels
+from securevfl.federation.checkpoint import StateFolder
 from securevfl.federation.rounds.label_defences import DrawnLabels
 from securevfl.federation.rounds.primary import PrimaryData
 from securevfl.federation.run_plan import RunPlan
-from securevfl.federation.state_folder import StateFolder
 from securevfl.ledger.book import LABELS
 from securevfl.ledger.ledger import Ledger
 

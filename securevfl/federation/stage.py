@@ -18,11 +18,11 @@ from securevfl.config.stage_policy import policies
 from securevfl.core.progress import Observer
 from securevfl.core.stages import load_part, stages
 from securevfl.data.tables import PartyTable
-from securevfl.federation.rounds.dropout import DropoutStream
 from securevfl.federation.rounds.exchanges import Exchange
 from securevfl.federation.rounds.primary import Primary, PrimaryData
 from securevfl.federation.rounds.release import SecondaryRelease
 from securevfl.federation.rounds.secondary import Secondary, SecondaryData
+from securevfl.federation.rounds.updates import DropoutStream
 from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.session.handshake import Joined
 from securevfl.federation.session.party_files import PartyFiles

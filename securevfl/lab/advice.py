@@ -18,8 +18,7 @@ from securevfl.config.reading import parse_federation
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.core.formatting import format_figure
-from securevfl.federation.run_facts import RunFacts, run_facts
-from securevfl.federation.run_plan import RunPlan, plan_run
+from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run, run_facts
 from securevfl.lab.rehearsal import (
     Cast,
     RehearsedRun,

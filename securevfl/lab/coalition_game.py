@@ -18,7 +18,7 @@ from securevfl.core.conventions import stream
 from securevfl.models.alone.choice import Used
 from securevfl.models.task_metrics import TASK_METRICS, Targets, percentile_interval
 from securevfl.models.tasks import TaskHead
-from securevfl.runtime.paired_estimates import (
+from securevfl.runtime.coalitions import (
     Coalition,
     CoalitionAnswer,
     Estimate,

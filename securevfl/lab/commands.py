@@ -60,7 +60,7 @@ def link(
         from securevfl.core import files
         from securevfl.core.shown_progress import RunProgress
         from securevfl.lab.entry_points import link as link_tables
-        from securevfl.lab.study_plots import similarities_plot
+        from securevfl.lab.study_outputs import similarities_plot
         from securevfl.runtime.run_folder import run_folder_for
 
     keep_freed_memory()
@@ -263,7 +263,7 @@ def advise(
             done=progress,
         )
     if plot is not None:
-        from securevfl.lab.study_plots import advice_plot
+        from securevfl.lab.study_outputs import advice_plot
 
         write_text(plot, advice_plot(advice.as_json()), for_others=True)
     if as_json:
@@ -418,7 +418,7 @@ def contribution(
 
 
 def _print_contribution(measured: dict[str, Any]) -> None:
-    from securevfl.desk.report.partner_worth import readings, sampled_in_words
+    from securevfl.desk.report.overview import readings, sampled_in_words
 
     better = "higher" if measured["higher_is_better"] else "lower"
     for reading in readings(measured):
@@ -612,7 +612,7 @@ _RELEASES: Final = {
 
 def _print_audit(report: "AuditReport") -> None:
     """Print every test's statistic, threshold, power and verdict, and then the verdict of all."""
-    from securevfl.lab.audit.audit_size import FALSE_FAILURE
+    from securevfl.lab.audit.audit_statistics import FALSE_FAILURE
 
     console = Console()
     for release, tests in report.tests.items():

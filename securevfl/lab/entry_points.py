@@ -9,15 +9,19 @@ from typing import Any, Final
 
 from securevfl.core import files
 from securevfl.core.progress import Observer
-from securevfl.lab.comparison import Comparison, adaptations, compare_methods
-from securevfl.lab.comparison_table import summary, write_comparison
+from securevfl.lab.comparison import (
+    Comparison,
+    adaptations,
+    compare_methods,
+    summary,
+    write_comparison,
+)
+from securevfl.lab.engine import StudyOptions
 from securevfl.lab.links_alone import LinkStudy, study_links
 from securevfl.lab.one_run import LeftOut
-from securevfl.lab.study import StudyOptions
-from securevfl.lab.sweep import Sweep, train_grid
+from securevfl.lab.sweep import Sweep, train_grid, write_sweep
+from securevfl.lab.sweep import summary as grid_summary
 from securevfl.lab.sweep_settings import setting_of
-from securevfl.lab.sweep_table import summary as grid_summary
-from securevfl.lab.sweep_table import write_sweep
 from securevfl.runtime.run_options import FederationSource, resolve_federation
 
 _DEFAULTS: Final = StudyOptions()
@@ -85,7 +89,7 @@ def compare(
         options: Number of parallel runs, and callbacks.
 
     Returns:
-        Content of ``comparison.json``; see :func:`securevfl.lab.comparison_table.summary`.
+        Content of ``comparison.json``; see :func:`securevfl.lab.comparison.summary`.
 
     Raises:
         ConfigError: If a setting is impossible, ``out`` holds runs of other settings, or no method
@@ -172,7 +176,7 @@ def sweep(
         options: Number of parallel runs, and callbacks.
 
     Returns:
-        Contents of ``sweep.json``; see :func:`securevfl.lab.sweep_table.summary`.
+        Contents of ``sweep.json``; see :func:`securevfl.lab.sweep.summary`.
 
     Raises:
         ConfigError: If a setting is impossible, or ``out`` holds runs of other settings.

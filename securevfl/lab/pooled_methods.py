@@ -16,11 +16,10 @@ from securevfl.config.federation import FederationConfig, key_spec, link_spec
 from securevfl.core.conventions import derive_seed
 from securevfl.core.errors import DataError
 from securevfl.data.tables import PartyTable
-from securevfl.federation.base import train_alone
+from securevfl.federation.base import features_of, own_inputs, place_keys, train_alone
 from securevfl.federation.build import primary_data
-from securevfl.federation.party_inputs import features_of, own_inputs, place_keys
 from securevfl.federation.rounds.primary import PrimaryData
-from securevfl.federation.run_facts import run_facts
+from securevfl.federation.run_plan import run_facts
 from securevfl.lab.methods import JOINED, BoostingConfig, Settings
 from securevfl.linkage.spec import LinkedSecondary
 from securevfl.linkage.stage.linking import Linker

@@ -20,8 +20,7 @@ from securevfl.core.errors import ConfigError, DataError
 from securevfl.data.columns import Column, features_of_column
 from securevfl.data.schema import TableSchema
 from securevfl.data.tables import KeyTable, PartyTable
-from securevfl.federation.base import Base
-from securevfl.federation.party_inputs import own_inputs
+from securevfl.federation.base import Base, own_inputs
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.simulation import RunResult, simulate_federation
 

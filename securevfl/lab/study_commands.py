@@ -30,8 +30,8 @@ from securevfl.core.progress import EpochDone, ProgressEvent, Warned
 from securevfl.core.shown_progress import bars
 
 if TYPE_CHECKING:
+    from securevfl.lab.engine import StudyOptions
     from securevfl.lab.one_run import LeftOut, Run
-    from securevfl.lab.study import StudyOptions
 
 app = typer.Typer()
 
@@ -78,9 +78,9 @@ def compare(
         from securevfl.config.reading import read_federation
         from securevfl.core import files
         from securevfl.lab.comparison import Comparison
+        from securevfl.lab.engine import StudyOptions
         from securevfl.lab.entry_points import compare_and_write
-        from securevfl.lab.study import StudyOptions
-        from securevfl.lab.study_plots import comparison_plot
+        from securevfl.lab.study_outputs import comparison_plot
         from securevfl.runtime.run_options import warnings_about
 
     if seeds < 1:
@@ -128,8 +128,8 @@ def _title(figures: Mapping[str, Any]) -> str:
 
 
 def _print_comparison(figures: Mapping[str, Any], folder: Path) -> None:
-    from securevfl.lab.comparison_table import table_rows
-    from securevfl.lab.run_figures import cell
+    from securevfl.lab.comparison import table_rows
+    from securevfl.lab.one_run import cell
 
     seeds = figures["seed_numbers"]
     console = Console()
@@ -195,9 +195,9 @@ def sweep(
     with loading():
         from securevfl.config.reading import read_federation
         from securevfl.core import files
+        from securevfl.lab.engine import StudyOptions
         from securevfl.lab.entry_points import sweep_and_write
-        from securevfl.lab.study import StudyOptions
-        from securevfl.lab.study_plots import sweep_plot
+        from securevfl.lab.study_outputs import sweep_plot
         from securevfl.lab.sweep import Sweep
         from securevfl.lab.sweep_settings import parse_setting
         from securevfl.runtime.run_options import warnings_about
@@ -239,8 +239,8 @@ def sweep(
 
 
 def _print_grid(console: Console, figures: Mapping[str, Any]) -> None:
-    from securevfl.lab.run_figures import cell
-    from securevfl.lab.sweep_table import table_rows
+    from securevfl.lab.one_run import cell
+    from securevfl.lab.sweep import table_rows
 
     names = max(1, len(figures["settings"]))
     print_figures(console, table_rows(figures, narrow=True), title=_title(figures), names=names)

@@ -18,7 +18,7 @@ from securevfl.core import files
 from securevfl.core.checks import strict_json
 from securevfl.core.errors import ConfigError, PrivacyError, StorageError
 from securevfl.core.formatting import finite_or_none
-from securevfl.data.sources.source_files import file_behind
+from securevfl.data.sources.settings import file_behind
 from securevfl.ledger.book import (
     RESTORED,
     VERSION,

@@ -25,9 +25,8 @@ from jaxtyping import Int64
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, DataError, of_an_extra
-from securevfl.linkage.links import Chosen, RecordsByKey, Sample
+from securevfl.linkage.links import Chosen, RecordsByKey, Sample, batches
 from securevfl.linkage.metrics.metric import Columns, KeyKind
-from securevfl.linkage.nearest import batches
 from securevfl.linkage.text import present_texts
 
 if TYPE_CHECKING:

@@ -19,9 +19,8 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from securevfl.core import checks
-from securevfl.linkage.links import Chosen, LinkTable, Sample, nearest_pairs
+from securevfl.linkage.links import Chosen, LinkTable, Sample, eligible_ids, nearest_pairs
 from securevfl.linkage.metrics.metric import ComparedKeys
-from securevfl.linkage.nearest import eligible_ids
 
 if TYPE_CHECKING:
     pass

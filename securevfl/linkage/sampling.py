@@ -24,9 +24,8 @@ import scipy  # special functions load when they are first named
 from jaxtyping import Float64, Int64
 
 from securevfl.core import checks
-from securevfl.linkage.links import Chosen, LinkTable, Sample, fill_slots
+from securevfl.linkage.links import Chosen, LinkTable, Sample, eligible_ids, fill_slots
 from securevfl.linkage.metrics.metric import ComparedKeys
-from securevfl.linkage.nearest import eligible_ids
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

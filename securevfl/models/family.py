@@ -346,7 +346,7 @@ class Family(ABC, Generic[S]):
     def aggregation(self, settings: S, *, frozen: bool) -> str:
         """Return the name of the aggregation at the cut.
 
-        It is one of :data:`securevfl.federation.rounds.aggregation.AGGREGATIONS`, and must pool a
+        It is one of :data:`securevfl.federation.rounds.cut.AGGREGATIONS`, and must pool a
         row's records if :meth:`pools_records` is True.
         """
         return "pooled" if self.pools_records(settings, frozen=frozen) else "rows"

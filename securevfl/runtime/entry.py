@@ -23,12 +23,11 @@ from securevfl.federation.base import require_estimator
 from securevfl.ledger.ledger_file import lines_of_run
 from securevfl.models.task_metrics import metrics_of
 from securevfl.runtime import handing_over, launching
-from securevfl.runtime.run_folder import read_figures, read_history
+from securevfl.runtime.run_folder import TemporaryFolder, read_figures, read_history
 from securevfl.runtime.run_options import RunOptions, device_named, warnings_about
 from securevfl.runtime.run_settings import RunSettings, estimators_of, resolve_run
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
-from securevfl.runtime.temporary_folder import TemporaryFolder
 from securevfl.runtime.trained_run import TrainedRun
 
 

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from securevfl.core.progress import Stage
-from securevfl.federation.base import train_alone
-from securevfl.federation.party_inputs import own_inputs
+from securevfl.federation.base import own_inputs, train_alone
 from securevfl.ledger.chain import now
 from securevfl.models.alone.gain import AloneMeasured, Placebo, measure_alone
 from securevfl.models.fet.positions import PositionsTaken

@@ -18,8 +18,7 @@ from securevfl.linkage.protections.protection import Take, take_nothing
 from securevfl.linkage.stage.link_cache import LinkCache
 from securevfl.linkage.stage.linkage_parts import reveals_of
 from securevfl.linkage.stage.linking import help_to_link
-from securevfl.runtime.joining import join, require_same_parties, serve_sessions
-from securevfl.runtime.party import PartySession
+from securevfl.runtime.party import PartySession, join, require_same_parties, serve_sessions
 from securevfl.transport.message import StarKind
 
 _LONGER_THAN_A_RUN_S: Final = 365 * 24 * 3600.0

@@ -1,9 +1,11 @@
 """One party's process: its session, from its job to the last line of its log."""
 
 import contextlib
+import json
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
 from securevfl.config.disclosure import require_covered_channels
@@ -16,15 +18,18 @@ from securevfl.core.memory import loading
 from securevfl.core.progress import Observer, PresenceChanged, SpendingPlanned, Warned
 from securevfl.data.tables import PartyTable
 from securevfl.federation.checkpoint import is_unused
-from securevfl.federation.run_facts import RunFacts
-from securevfl.federation.run_plan import RunPlan
+from securevfl.federation.messages import PredictRequest
+from securevfl.federation.run_plan import RunFacts, RunPlan
 from securevfl.federation.saved_model import SavedModel
+from securevfl.federation.session.handshake import Joined, join_session
 from securevfl.federation.session.membership import absent_names
 from securevfl.federation.session.party_files import LOG_FILE, PartyFiles
 from securevfl.federation.stage import run_stages
+from securevfl.ledger.countersigning import Countersigner, Occasion
 from securevfl.linkage.stage.link_cache import LinkCache
 from securevfl.linkage.stage.linking import LinkageInput
 from securevfl.linkage.stage.party_keys import keys_of
+from securevfl.runtime.run_folder import write_federation
 from securevfl.runtime.run_options import PartyJob, require_precision
 from securevfl.transport.identity import Identity, expiring
 
@@ -227,3 +232,132 @@ def pinned_identities(config: FederationConfig) -> dict[str, str]:
             f"run securevfl identity create and add the line that it prints"
         )
     return {party.name: party.identity for party in config.parties if party.identity is not None}
+
+
+@contextlib.contextmanager
+def join(party: PartySession, *, run: str = "", predicts: bool = False) -> Iterator[Joined]:
+    """Join the session that the primary holds; see :func:`securevfl.federation.session.handshake`.
+
+    Args:
+        party: A secondary or a helper.
+        run: Id of the run that it resumes, or whose model it serves; empty for a fresh start, and
+            for a helper.
+        predicts: Whether it serves a saved model, and does not train.
+    """
+    job, files = party.job, party.files
+    resumes = not predicts and not party.config.party(job.name).is_helper
+    with join_session(
+        party.config,
+        party.identity,
+        party.pinned,
+        epochs=files.checkpoints.epochs() if resumes else [],
+        stage_steps=files.checkpoints.stage_steps() if resumes else [],
+        run=run,
+        predicts=predicts,
+        patience_s=None if predicts else job.join_timeout_s,
+        returning=not predicts and job.returning,
+    ) as star:
+        files.log("connected")
+        yield star
+
+
+# A primary that ends, fails or is not there yet ends a session, not a party that serves on; nor
+# does a request that its budget does not cover, which was refused before anything left.
+_COMES_BACK: Final = (errors.PartyFailedError, errors.PartyTimeoutError, errors.BudgetExceededError)
+
+
+def serve_sessions(party: PartySession, session: Callable[[], None]) -> None:
+    """Serve in one session; a party that serves on joins again whenever it has ended."""
+    while True:
+        try:
+            session()
+        except _COMES_BACK as error:
+            if interrupts.is_noted() or not party.job.serves_on:
+                raise
+            party.files.log("waiting", reason=type(error).__name__)
+            if not party.config.party(party.job.name).is_helper:
+                text = f"{party.job.name}: {error.for_others()}; joining again"
+                party.observe(Warned(text=text))
+        if not party.job.serves_on:
+            return
+
+
+def require_same_parties(
+    config: FederationConfig, session: RunFacts, request: PredictRequest
+) -> None:
+    """Refuse a request to other secondaries than the session's, which this party has checked.
+
+    Raises:
+        ProtocolError: Naming their ranks.
+    """
+    ranks = tuple(config.ranks[party.name] for party in config.secondaries)
+    active = ranks if session.active is None else session.active
+    if request.active != active:
+        raise errors.ProtocolError(
+            f"the primary asks for predictions of the parties {list(request.active)!r}, and the "
+            f"session has {list(active)!r}"
+        )
+
+
+def countersigner(party: PartySession, facts: RunFacts, *, session: bytes) -> Countersigner:
+    """Return a party's part in countersigning; its ledger must be open.
+
+    The run folder gets the federation file and ``identities.json``, both public, and the party's
+    own folder ``ledger.json``, the place of its ledger, for ``securevfl ledger verify``.
+
+    Args:
+        party: The party.
+        facts: The run's, with its id.
+        session: The transport's id of the session.
+    """
+    config, ledger = party.config, party.files.ledger.file
+    if not facts.predicts:
+        # A run's file says what it was trained under; predictions may spend by a later one.
+        write_federation(party.job.run_folder, config)
+    _keep_identities(party)
+    if ledger.path is not None:
+        files.write_json(
+            party.job.folder / "ledger.json",
+            {"ledger": str(ledger.path.resolve()), "run": facts.run},
+        )
+    return Countersigner(
+        ledger,
+        party.identity,
+        {
+            table_party.name: party.pinned[table_party.name]
+            for table_party in config.table_parties
+            if table_party.name not in absent_names(config, facts.active)
+        },
+        Occasion(federation=config.federation.name, digest=config.digest, run=facts.run),
+        session=session,
+        known=party.files.ledger.others.of(config.federation.name),
+    )
+
+
+def read_identities(run_folder: Path) -> dict[str, dict[str, str]]:
+    """Return the public identities by federation file's digest and party; none if none are kept.
+
+    Raises:
+        ConfigError: If the file is not one of identities.
+    """
+    path = run_folder / "identities.json"
+    if not path.exists():
+        return {}
+    try:
+        kept = json.loads(files.read_text(path))
+        return {
+            str(digest): {str(name): str(text) for name, text in parties.items()}
+            for digest, parties in kept.items()
+        }
+    except (OSError, ValueError, AttributeError) as error:
+        raise errors.ConfigError(f"{path}: is not a file of identities ({error})") from None
+
+
+def _keep_identities(party: PartySession) -> None:
+    """Save this start's public identities with those of earlier starts of the same run.
+
+    A launched run has new ones at every start. All its parties write the same content.
+    """
+    folder = party.job.run_folder
+    kept = {**read_identities(folder), party.config.digest: dict(party.pinned)}
+    files.write_json(folder / "identities.json", kept)

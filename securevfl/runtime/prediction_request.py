@@ -1,27 +1,27 @@
 """A request for predictions of a saved model: its rows, links and halves of the network."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
-from jaxtyping import Int64
-from torch import nn
+from jaxtyping import Bool, Float32, Int64
+from torch import Tensor, nn
 
 from securevfl.config.federation import FederationConfig, link_spec
 from securevfl.config.sections import PartySettings
-from securevfl.core.errors import ConfigError
+from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.memory import loading
 from securevfl.core.progress import Observer, Warned, unheard
 from securevfl.data.tables import KeyTable, PartyTable
+from securevfl.federation.base import features_of, own_inputs
 from securevfl.federation.build import BottomAtWork, bottom_at_work, build_secondary, build_top
-from securevfl.federation.party_inputs import features_of, own_inputs
 from securevfl.federation.rounds.exchanges import Exchange
 from securevfl.federation.rounds.fitted_primary import read_by_top
+from securevfl.federation.rounds.primary import PrimaryInputs, TopModel
 from securevfl.federation.rounds.secondary import Secondary
-from securevfl.federation.rounds.top_model import PrimaryInputs, TopModel
-from securevfl.federation.run_facts import RunFacts, new_run, prediction_facts
-from securevfl.federation.run_plan import RunPlan
+from securevfl.federation.run_plan import RunFacts, RunPlan, new_run, prediction_facts
 from securevfl.federation.saved_model import SavedModel
 from securevfl.federation.session.membership import absent_names
 from securevfl.ledger.ledger import Ledger
@@ -296,3 +296,64 @@ def _not_again(kept: KeyTable, new: KeyTable) -> Int64[np.ndarray, " others"]:
     )
     again[maybe] = mine.isin(theirs)
     return np.flatnonzero(~again)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class NamedRows:
+    """New rows with their names."""
+
+    table: PartyTable
+    """Encoded as the model's schema says; labels are not needed."""
+    names: Sequence[Any] | None = None
+    """None numbers them from 1 on."""
+    row_name: str = "row"
+    """The heading of the names."""
+    linkable: Bool[np.ndarray, " rows"]
+    """Mask of the rows that have a key. The others are predicted without the secondaries, and cost
+    nothing; where keys are numbers, they have a substitute that nothing is linked by."""
+
+    @classmethod
+    def all_of(cls, table: PartyTable) -> "NamedRows":
+        """Return the rows of a table that all have keys."""
+        return cls(table=table, linkable=np.ones(table.num_rows, dtype=np.bool_))
+
+
+_ORDINARY: Final = 1e9
+"""Values up to here, scaled and as they are, are not looked at further."""
+
+_LARGEST: Final = 1e30
+"""Largest size of an output without partners; their average adds what float32 still holds."""
+
+
+class NotFiniteError(DataError):
+    """The model has no finite output for a row; the message quotes no cell."""
+
+
+def require_finite_outputs(
+    table: PartyTable,
+    features: Float32[np.ndarray, "rows features"],
+    outputs: Callable[[PartyTable], Tensor],
+) -> None:
+    """Refuse rows for which the primary's half of the model alone has no finite output.
+
+    Args:
+        table: The rows.
+        features: Theirs, as the model takes them.
+        outputs: Returns what the half computes of rows that nothing is linked to.
+
+    Raises:
+        NotFiniteError: Naming the first such row.
+    """
+    # Written so that NaN, which scaling makes of what it cannot hold, is looked at.
+    values = np.hstack([features, table.features, table.keys])
+    suspects = np.flatnonzero(~(np.abs(values) <= _ORDINARY).all(axis=1))
+    if not len(suspects):
+        return
+    output_values = outputs(table.take(suspects))
+    good = torch.all(output_values.abs() <= _LARGEST, dim=1).cpu().numpy()
+    if not good.all():
+        row = int(suspects[~good][0])
+        raise NotFiniteError(
+            f"row {row + 1}: the model has no finite prediction for it; a number in it is far "
+            f"beyond those of training"
+        )

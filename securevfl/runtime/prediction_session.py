@@ -14,12 +14,10 @@ from securevfl.config.federation import FederationConfig
 from securevfl.core.progress import Observer, Stage, unheard
 from securevfl.data.scaling import KeyScaler
 from securevfl.data.tables import PartyTable
-from securevfl.federation.party_inputs import features_of, own_inputs
-from securevfl.federation.prediction_budget import PredictionBudget
-from securevfl.federation.rounds.exchanges import Exchange
+from securevfl.federation.base import features_of, own_inputs
+from securevfl.federation.rounds.exchanges import Exchange, SimulatedExchange
 from securevfl.federation.rounds.fitted_primary import read_by_top
-from securevfl.federation.rounds.in_process import SimulatedExchange
-from securevfl.federation.run_plan import RunPlan, plan_prediction
+from securevfl.federation.run_plan import PredictionBudget, RunPlan, plan_prediction
 from securevfl.federation.saved_model import PrimaryPart, SavedModel
 from securevfl.federation.session.membership import absent_names
 from securevfl.federation.session.party_files import PartyFiles
@@ -28,15 +26,16 @@ from securevfl.linkage.spec import LinkedPrimary, LinkSpec
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.models.tasks import Metrics
-from securevfl.runtime.new_rows import NamedRows, require_finite_outputs
 from securevfl.runtime.prediction_request import (
     KeptSecondary,
+    NamedRows,
     Request,
     answers_alone,
     expected_blocks,
     kept_top,
     prediction_spec,
     request_of,
+    require_finite_outputs,
     top_model,
 )
 from securevfl.runtime.predictions import NO_KEY, Predictions, predictions_of

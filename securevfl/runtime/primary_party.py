@@ -19,22 +19,20 @@ from securevfl.federation.build import primary_data
 from securevfl.federation.checkpoint import last_common
 from securevfl.federation.link_counts import book_link_counts, require_link_counts
 from securevfl.federation.over_star import PeersOverStar
-from securevfl.federation.prediction_budget import PredictionBudget
 from securevfl.federation.rounds.exchanges import RoundExchange
 from securevfl.federation.rounds.recording import Recorder, recording
-from securevfl.federation.run_facts import RunFacts, prediction_facts, run_facts
+from securevfl.federation.run_plan import PredictionBudget, RunFacts, prediction_facts, run_facts
 from securevfl.federation.saved_model import FOLDER, SavedModel, load_model
 from securevfl.federation.session import handshake, membership
-from securevfl.federation.session.attendance import Presence, SecondariesBackError
+from securevfl.federation.session.membership import Presence, SecondariesBackError
 from securevfl.ledger.countersigning import Countersigning
 from securevfl.linkage.spec import LinkedPrimary, LinkSpec
 from securevfl.linkage.stage.link_cache import LinkCache
 from securevfl.linkage.stage.linkage_parts import reveals_of
 from securevfl.linkage.stage.linking import LinkageInput, link_as_primary
-from securevfl.runtime.countersigning_party import countersigner
 from securevfl.runtime.final_figures import measure_run
 from securevfl.runtime.metrics_file import RunFigures
-from securevfl.runtime.party import PartySession
+from securevfl.runtime.party import PartySession, countersigner
 from securevfl.runtime.prediction_request import Request, expected_blocks
 from securevfl.runtime.prediction_session import LinkedRequest, SessionWithPartners
 from securevfl.runtime.predictions import Predictions

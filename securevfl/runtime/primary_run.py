@@ -18,10 +18,16 @@ from securevfl.core import progress
 from securevfl.core.errors import ConfigError
 from securevfl.data.rows import consecutive_batches
 from securevfl.data.tables import PartyTable
-from securevfl.federation.base import Base, Choice, choose, digest_of_rows, fit_base
+from securevfl.federation.base import (
+    Base,
+    Choice,
+    choose,
+    digest_of_rows,
+    fit_base,
+    label_scaler_of,
+)
 from securevfl.federation.build import build_primary, save_primary
 from securevfl.federation.messages import EpochMark
-from securevfl.federation.party_inputs import label_scaler_of
 from securevfl.federation.released_labels import drawn_labels
 from securevfl.federation.rounds.exchanges import ReleasedRows, RoundExchange, release_once
 from securevfl.federation.rounds.kept_rounds import CachedRows
@@ -29,7 +35,7 @@ from securevfl.federation.rounds.network_primary import NetworkPrimary
 from securevfl.federation.rounds.primary import Primary, PrimaryData
 from securevfl.federation.rounds.recording import Recorder
 from securevfl.federation.run_plan import RunPlan
-from securevfl.federation.session.attendance import Presence
+from securevfl.federation.session.membership import Presence
 from securevfl.federation.session.party_files import PartyFiles
 from securevfl.federation.session.peers import Peers
 from securevfl.federation.stage import OpenChannels, PrimaryContext, StageAtSecondary, run_stages

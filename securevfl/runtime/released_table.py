@@ -17,9 +17,9 @@ from securevfl.config.federation import FederationConfig
 from securevfl.core.errors import ConfigError, DataError, PrivacyError
 from securevfl.data.rows import RowSplit, consecutive_batches
 from securevfl.data.tables import PartyTable
+from securevfl.federation.checkpoint import DamagedError, StateFolder
 from securevfl.federation.rounds.kept_rounds import CachedRows
-from securevfl.federation.run_facts import run_facts
-from securevfl.federation.state_folder import DamagedError, StateFolder
+from securevfl.federation.run_plan import run_facts
 from securevfl.ledger.book import LedgerBook, recompute_figures, until_end
 from securevfl.ledger.chain import Chain, read_chain
 from securevfl.runtime.saved_run import SavedRun

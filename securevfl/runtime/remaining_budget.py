@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 from securevfl.core.errors import BudgetExceededError
 from securevfl.data.rows import RowSplit, consecutive_batches
+from securevfl.federation.checkpoint import StateFolder
 from securevfl.federation.rounds.exchanges import RoundExchange
 from securevfl.federation.rounds.kept_rounds import CachedTestRounds
 from securevfl.federation.rounds.primary import Primary
 from securevfl.federation.run_plan import RunPlan
-from securevfl.federation.state_folder import StateFolder
 from securevfl.ledger.ledger import Ledger
 
 

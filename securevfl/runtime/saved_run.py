@@ -8,8 +8,8 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.sections import PartySettings
 from securevfl.data.tables import PartyTable
 from securevfl.federation.saved_model import FOLDER, SavedModel, load_model
+from securevfl.runtime.run_folder import TemporaryFolder
 from securevfl.runtime.run_tables import read_party
-from securevfl.runtime.temporary_folder import TemporaryFolder
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

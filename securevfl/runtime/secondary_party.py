@@ -38,9 +38,13 @@ from securevfl.linkage.stage.linking import LinkageInput, link_as_secondary
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.mpc.masks import PairwiseMasks
 from securevfl.mpc.sum_to import SumTo
-from securevfl.runtime.countersigning_party import countersigner
-from securevfl.runtime.joining import join, require_same_parties, serve_sessions
-from securevfl.runtime.party import PartySession
+from securevfl.runtime.party import (
+    PartySession,
+    countersigner,
+    join,
+    require_same_parties,
+    serve_sessions,
+)
 from securevfl.runtime.prediction_request import KeptSecondary, prediction_spec
 from securevfl.runtime.run_folder import OWN_FACTS
 from securevfl.runtime.run_options import RejoinDue
@@ -114,7 +118,7 @@ class SecondarySession:
 def secondary_session(
     party: PartySession, *, run: str, predicts: bool = False
 ) -> Iterator[SecondarySession]:
-    """Join the session that the primary holds; see :func:`securevfl.runtime.joining.join`."""
+    """Join the session that the primary holds; see :func:`securevfl.runtime.party.join`."""
     with join(party, run=run, predicts=predicts) as star:
         session = SecondarySession(party, star)
         try:

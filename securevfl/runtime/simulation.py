@@ -24,11 +24,10 @@ from securevfl.federation.base import Base, require_estimator
 from securevfl.federation.build import primary_data
 from securevfl.federation.checkpoint import last_common
 from securevfl.federation.link_counts import book_link_counts, link_count, require_link_counts
-from securevfl.federation.rounds.in_process import SimulatedExchange
+from securevfl.federation.rounds.exchanges import SimulatedExchange
 from securevfl.federation.rounds.recording import Recorder, recording
 from securevfl.federation.rounds.secondary import EpochSaver, Secondary
-from securevfl.federation.run_facts import RunFacts, run_facts
-from securevfl.federation.run_plan import RunPlan, plan_run
+from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run, run_facts
 from securevfl.federation.session.peers import PeersHere
 from securevfl.federation.stage import SecondaryContext, run_stages, secondary_parts
 from securevfl.ledger.ledger_file import lines_of_run

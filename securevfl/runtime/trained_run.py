@@ -18,7 +18,7 @@ from securevfl.data.frames import as_pandas, library_of
 from securevfl.data.tables import PartyTable
 from securevfl.federation.saved_model import SavedModel
 from securevfl.federation.session.membership import absent_names, active_without
-from securevfl.runtime import new_rows, prediction_request, prediction_session, run_options
+from securevfl.runtime import prediction_request, prediction_session, run_options
 from securevfl.runtime.coalitions import NEVER_FEWER, worth_without
 from securevfl.runtime.launching import predict_in_processes
 from securevfl.runtime.prediction_request import KeptSecondary
@@ -218,7 +218,7 @@ class TrainedRun(SavedRun):
 
     def _ask_primary(
         self,
-        named: new_rows.NamedRows,
+        named: prediction_request.NamedRows,
         way: Way,
         absent: tuple[str, ...],
         out: Path | None,
@@ -243,7 +243,7 @@ class TrainedRun(SavedRun):
         # As the frame has them: a file holds texts alone.
         return predictions if named.names is None else replace(predictions, rows=named.names)
 
-    def name_rows(self, rows: Any, *, id_column: str | None = None) -> new_rows.NamedRows:
+    def name_rows(self, rows: Any, *, id_column: str | None = None) -> prediction_request.NamedRows:
         """Return new rows as the model takes them.
 
         Args:

@@ -18,8 +18,8 @@ import pandas as pd
 
 from securevfl.core.errors import BudgetExceededError, DataError, PartyFailedError, SecureVflError
 from securevfl.core.progress import unheard
-from securevfl.federation.prediction_budget import PredictionBudget
-from securevfl.runtime.new_rows import NamedRows
+from securevfl.federation.run_plan import PredictionBudget
+from securevfl.runtime.prediction_request import NamedRows
 from securevfl.runtime.prediction_session import PredictionSession
 from securevfl.runtime.predictions import Predictions
 

@@ -15,7 +15,7 @@ from securevfl.launch.spawn import run_party_processes
 from securevfl.runtime import launching, run_tables
 from securevfl.runtime.entry import result_of
 from securevfl.runtime.metrics_file import RunFigures
-from securevfl.runtime.run_folder import write_figures
+from securevfl.runtime.run_folder import TemporaryFolder, write_figures
 from securevfl.runtime.run_options import (
     FederationSource,
     RunOptions,
@@ -23,7 +23,6 @@ from securevfl.runtime.run_options import (
     resolve_federation,
 )
 from securevfl.runtime.simulation import RunResult, simulate_federation
-from securevfl.runtime.temporary_folder import TemporaryFolder
 from securevfl.testing.lies import Lie, start_lying
 
 _LIMIT_S: Final = 300.0

@@ -15,9 +15,8 @@ from rapidfuzz.distance import JaroWinkler as Scorer
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
 from securevfl.lab.links_alone import study_links
-from securevfl.linkage.links import LinkTable
+from securevfl.linkage.links import LinkTable, nearest_by_block
 from securevfl.linkage.metrics.metric import ComparedKeys, KeyKind, Keys, KeySpec, Metric
-from securevfl.linkage.nearest import nearest_by_block
 from securevfl.linkage.stage.linkage_parts import METRICS
 from securevfl.linkage.text import checked_texts, joined_texts
 from securevfl.testing import save_federation

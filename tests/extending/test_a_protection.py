@@ -19,11 +19,9 @@ from securevfl.config.rules import require_helpers
 from securevfl.core.errors import ConfigError
 from securevfl.core.progress import unheard
 from securevfl.data.tables import KeyTable
-from securevfl.linkage.links import LinkTable
+from securevfl.linkage.links import LinkTable, nearest_by_block
 from securevfl.linkage.metrics.metric import ComparedKeys
-from securevfl.linkage.nearest import nearest_by_block
-from securevfl.linkage.secret import LinkageSecret
-from securevfl.linkage.spec import LinkSpec
+from securevfl.linkage.spec import LinkageSecret, LinkSpec
 from securevfl.linkage.stage.link_cache import LinkCache
 from securevfl.linkage.stage.linkage_parts import PROTECTIONS
 from securevfl.linkage.stage.linking import LinkageInput, Linker

@@ -10,9 +10,8 @@ from torch import Tensor
 from securevfl import read_federation
 from securevfl.core.errors import ConfigError, EncodingRangeError
 from securevfl.federation import run_plan
-from securevfl.federation.rounds.aggregation import AGGREGATIONS, MeanOfRows
-from securevfl.federation.run_facts import RunFacts
-from securevfl.federation.run_plan import plan_run
+from securevfl.federation.rounds.cut import AGGREGATIONS, MeanOfRows
+from securevfl.federation.run_plan import RunFacts, plan_run
 from securevfl.models.fet.family import FeTFamily
 from securevfl.testing import run_in_process, write_federation
 

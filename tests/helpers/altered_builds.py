@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from securevfl.dp.moments import Moments, noised_moments
+from securevfl.dp.class_sums import Moments, noised_moments
 from securevfl.dp.ring_noise import ExactDiscreteGaussian, NoiseBuffer, RingNoise
 from securevfl.federation.rounds.updates import GradientNoise
 from securevfl.linkage.sampling import PoissonSampler

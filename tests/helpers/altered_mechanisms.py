@@ -7,7 +7,7 @@ from torch import Tensor
 
 from securevfl.dp.ring_noise import ExactDiscreteGaussian, RingNoise
 from securevfl.federation.messages import RoundPlan
-from securevfl.federation.rounds.in_process import SimulatedExchange
+from securevfl.federation.rounds.exchanges import SimulatedExchange
 from securevfl.federation.rounds.secondary import Secondary
 
 

@@ -6,8 +6,7 @@ from collections.abc import Callable
 import numpy as np
 
 from securevfl.core.errors import EncodingRangeError
-from securevfl.federation.rounds.exchanges import Exchange
-from securevfl.federation.rounds.in_process import SimulatedExchange
+from securevfl.federation.rounds.exchanges import Exchange, SimulatedExchange
 from securevfl.federation.rounds.secondary import Secondary
 from securevfl.lab.audit.audit_report import AuditReport, report_of
 from securevfl.lab.audit.audit_worlds import AuditStage

@@ -20,8 +20,7 @@ from securevfl.data.rows import RowSplit
 from securevfl.federation.build import build_secondary
 from securevfl.federation.messages import EpochMark, RoundPlan
 from securevfl.federation.rounds.secondary import Secondary
-from securevfl.federation.run_facts import run_facts
-from securevfl.federation.run_plan import Purpose, RunPlan, plan_run
+from securevfl.federation.run_plan import Purpose, RunPlan, plan_run, run_facts
 from securevfl.federation.session.party_files import PartyFiles
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of

@@ -12,12 +12,17 @@ from helpers.lines import Wires, run_all
 
 from securevfl.core.progress import unheard
 from securevfl.federation.session.peers import Peers, PeersHere
-from securevfl.lab.audit.threads import ThreadPeers, answer_messages
+from securevfl.lab.audit.audit_party import ThreadPeers, answer_messages
 from securevfl.stages.class_means.class_labels import ClassLabels
-from securevfl.stages.class_means.dealer import deal_class_sums
 from securevfl.stages.class_means.fitting import ClassMeansFitting
-from securevfl.stages.class_means.primary import ClassMeansPrimary, SumsInOneProcess, SumsUnderMasks
-from securevfl.stages.class_means.secondary import ClassMeansSecondary, MaskedLines
+from securevfl.stages.class_means.parties import (
+    ClassMeansPrimary,
+    ClassMeansSecondary,
+    MaskedLines,
+    SumsInOneProcess,
+    SumsUnderMasks,
+    deal_class_sums,
+)
 from securevfl.testing import save_federation, write_federation
 from securevfl.transport.channels import Channels
 

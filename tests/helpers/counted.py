@@ -25,8 +25,14 @@ from securevfl.data.tables import KeyTable
 from securevfl.federation import build
 from securevfl.federation.messages import RoundPlan
 from securevfl.federation.rounds.secondary import Secondary
-from securevfl.federation.run_facts import new_run, prediction_facts, run_facts
-from securevfl.federation.run_plan import RunPlan, plan_prediction, plan_run
+from securevfl.federation.run_plan import (
+    RunPlan,
+    new_run,
+    plan_prediction,
+    plan_run,
+    prediction_facts,
+    run_facts,
+)
 from securevfl.federation.session.party_files import PartyFiles
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.stage.linking import Linker

@@ -13,11 +13,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from securevfl.federation.rounds.aggregation import AGGREGATIONS, Aggregation
-from securevfl.federation.rounds.cut import CutLayer
+from securevfl.federation.rounds.cut import AGGREGATIONS, Aggregation, CutLayer
 from securevfl.models.family import AnyFamily, FamilySettings
 from securevfl.models.registry import FAMILIES
-from securevfl.mpc.ring_format import RingFormat
+from securevfl.mpc.codec import RingFormat
 
 ROWS, FEATURES, KEYS, OUTPUTS = 4, 5, 2, 3
 STEP = 1e-6

@@ -11,10 +11,9 @@ from helpers.patience import PATIENCE_S
 
 from securevfl.core.progress import Observer, ProgressEvent, unheard
 from securevfl.data.tables import KeyTable
-from securevfl.lab.audit.threads import Wires as Unheard
+from securevfl.lab.audit.audit_party import Wires as Unheard
 from securevfl.linkage.protections.protection import DataParty, LinkageHelper, Take, take_nothing
-from securevfl.linkage.secret import LinkageSecret
-from securevfl.linkage.spec import LinkSpec
+from securevfl.linkage.spec import LinkageSecret, LinkSpec
 from securevfl.linkage.stage.link_cache import LinkCache
 from securevfl.linkage.stage.linkage_parts import protection_of
 from securevfl.transport.channels import Channels

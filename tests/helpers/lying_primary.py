@@ -37,8 +37,7 @@ from securevfl.federation.messages import (
 )
 from securevfl.federation.over_star import serve
 from securevfl.federation.rounds.secondary import EpochSaver, Secondary
-from securevfl.federation.run_facts import RunFacts, run_facts
-from securevfl.federation.run_plan import Purpose, RunPlan, plan_run
+from securevfl.federation.run_plan import Purpose, RunFacts, RunPlan, plan_run, run_facts
 from securevfl.federation.session.handshake import require_own_run
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.spec import LinkedSecondary

@@ -31,10 +31,9 @@ from securevfl.core.errors import SecureVflError
 from securevfl.core.progress import ProgressEvent, RoundDone, unheard
 from securevfl.data.rows import RowSplit
 from securevfl.data.tables import PartyTable
-from securevfl.dp import class_sums, moments
+from securevfl.dp import class_sums
+from securevfl.dp.class_sums import cell_counts, noised_moments, noised_ranks, noised_rows
 from securevfl.dp.events import Unit
-from securevfl.dp.moments import noised_moments
-from securevfl.dp.noised_counts import cell_counts, noised_ranks, noised_rows
 from securevfl.dp.ring_noise import RingNoise
 from securevfl.dp.sensitivity import gradient_sensitivity
 from securevfl.federation import build, encoder_fitting, link_counts, released_labels
@@ -43,8 +42,7 @@ from securevfl.federation.rounds import updates
 from securevfl.federation.rounds.exchanges import Exchange, RoundExchange
 from securevfl.federation.rounds.release import SecondaryRelease
 from securevfl.federation.rounds.secondary import Secondary
-from securevfl.federation.run_facts import run_facts
-from securevfl.federation.run_plan import Purpose, RunPlan, plan_run
+from securevfl.federation.run_plan import Purpose, RunPlan, plan_run, run_facts
 from securevfl.federation.session.peers import PeersHere
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage import sampling
@@ -52,17 +50,11 @@ from securevfl.linkage.stage import linking
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.mpc.codec import decode_sum
-from securevfl.runtime import (
-    new_rows,
-    prediction_request,
-    prediction_session,
-    secondary_run,
-    trained_run,
-)
+from securevfl.runtime import prediction_request, prediction_session, secondary_run, trained_run
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
-from securevfl.stages.assist import labels as assist_labels
+from securevfl.stages.assist import parties as assist_parties
 from securevfl.stages.class_means import class_labels, fitting
 from securevfl.stages.class_means.messages import ClassMeansKind
 from securevfl.transport.message import failure_kind, public_reason
@@ -231,7 +223,7 @@ def exact_moments(records: np.ndarray, *, radius: float, noise_multiplier: float
         deviations.append(std)
         return np.zeros((size, size))
 
-    with mock.patch.object(moments, "symmetric_noise", silent):
+    with mock.patch.object(class_sums, "symmetric_noise", silent):
         found = noised_moments(records, radius=radius, noise_multiplier=noise_multiplier)
     bound = deviations[0] / noise_multiplier
     unit = 2.0 ** round(math.log2(bound / (1.25 * radius**2)) / 2)
@@ -573,8 +565,8 @@ def whole_run(
             (class_sums.SumFormat, "by_bins", listener.by_bins),
             (class_labels, "randomised_labels", listener.drawn),
             (released_labels, "randomised_labels", listener.drawn),
-            (assist_labels, "randomised_labels", listener.drawn),
-            (assist_labels, "noised_labels", listener.drawn),
+            (assist_parties, "randomised_labels", listener.drawn),
+            (assist_parties, "noised_labels", listener.drawn),
             (RoundExchange, "average", listener.released),
             (Exchange, "return_gradient", listener.returned),
             (linking, "linked_primary", listener.linked),
@@ -636,6 +628,6 @@ def _play(
     for rows in requests:
         new = tables[config.primary.name].take(np.array(rows))
         with run.session(unheard) as session:
-            answer = session.ask(new_rows.NamedRows.all_of(new))
+            answer = session.ask(prediction_request.NamedRows.all_of(new))
         listener.hear("predictions", answer.values.tolist())
     listener.hear("end")

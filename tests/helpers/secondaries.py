@@ -6,17 +6,16 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from securevfl.federation.messages import RoundPlan
-from securevfl.federation.rounds.aggregation import MeanOfRows
-from securevfl.federation.rounds.cut import CutLayer
-from securevfl.federation.rounds.dropout import DropoutStream
+from securevfl.federation.rounds.cut import CutLayer, MeanOfRows
 from securevfl.federation.rounds.release import Charge, SecondaryRelease
 from securevfl.federation.rounds.secondary import Secondary, SecondaryData
+from securevfl.federation.rounds.updates import DropoutStream
 from securevfl.federation.session.peers import ReplyHere
 from securevfl.federation.session.request_validator import RequestValidator, SessionLimits
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.sampling import FixedLinks
 from securevfl.models.optimisers import PacedOptimizer
-from securevfl.mpc.ring_format import RingFormat
+from securevfl.mpc.codec import RingFormat
 from securevfl.mpc.sum_to import Words
 
 ROWS, RECORDS, LINKS, FEATURES, WIDTH = 12, 9, 3, 2, 4

@@ -13,10 +13,9 @@ from helpers.ring_keys import bounded_values
 
 from securevfl.dp.ring_noise import ExactDiscreteGaussian
 from securevfl.federation.over_star import PrimaryWire, SecondaryWire
-from securevfl.mpc.codec import decode_sum, encode, quantise
+from securevfl.mpc.codec import RingFormat, decode_sum, encode, quantise
 from securevfl.mpc.crypten_bridge import CrypTenSumTo
 from securevfl.mpc.masks import PairwiseMasks
-from securevfl.mpc.ring_format import RingFormat
 from securevfl.transport.identity import Identity
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport, new_session
 

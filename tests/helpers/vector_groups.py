@@ -24,8 +24,14 @@ from securevfl.dp.gaussian import gaussian_delta, gaussian_epsilon, gaussian_noi
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.dp.renyi import rdp_epsilon, renyi_divergence
-from securevfl.dp.sensitivity import honest_parties, noise_share_std, sum_sensitivity
-from securevfl.dp.similarity_noise import expected_recoveries, recovery_bound, similarity_noise_std
+from securevfl.dp.sensitivity import (
+    expected_recoveries,
+    honest_parties,
+    noise_share_std,
+    recovery_bound,
+    similarity_noise_std,
+    sum_sensitivity,
+)
 from securevfl.lab.accountants import amplified_epsilon, average_std
 
 Inputs = Mapping[str, Any]

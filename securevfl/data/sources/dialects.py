@@ -14,9 +14,13 @@ from pandas._libs.parsers import STR_NA_VALUES
 
 from securevfl.core.errors import DataError
 from securevfl.data.sources.settings import NO_SEPARATOR, Reading, reading_entry
-from securevfl.data.sources.text_encodings import no_such_encoding, recognised_encoding
+from securevfl.data.sources.text_encodings import (
+    no_such_encoding,
+    open_table,
+    recognised_encoding,
+    require_text,
+)
 from securevfl.data.sources.text_numbers import has_decimal_comma, is_number
-from securevfl.data.sources.text_streams import open_table, require_text
 
 _SEPARATORS: Final = (",", ";", "\t", "|")
 _OTHERS: Final = (" ", ":", "~", "^", "\x01")

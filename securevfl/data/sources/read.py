@@ -10,11 +10,11 @@ from typing import Final
 import pandas as pd
 
 from securevfl.core.errors import DataError
-from securevfl.data.sources import settings, source_files
+from securevfl.data.sources import settings
 from securevfl.data.sources.pieces import COLUMNAR_SUFFIXES, read_columnar
-from securevfl.data.sources.table_source import IN_ROWS, SOURCES
+from securevfl.data.sources.settings import IN_ROWS, SOURCES
+from securevfl.data.sources.text_encodings import is_text_table
 from securevfl.data.sources.text_files import read_text_file
-from securevfl.data.sources.text_streams import is_text_table
 
 EVERYTHING: Final = settings.Wanted()
 """All columns, with all digits."""
@@ -66,15 +66,15 @@ def read_frame(
             named twice. One line, which says what to write.
     """
     try:
-        if source_files.is_source_file(path):
-            source = source_files.read_source(path, where=where)
+        if settings.is_source_file(path):
+            source = settings.read_source(path, where=where)
             if reading != settings.AS_IT_IS:
                 raise DataError(f"{where}: reading: settings belong into {path.name} itself")
             if source.file is None:
                 server = SOURCES["url"]
                 _require_settings(source.reading, server.settings, where=where)
                 return server.read(path, source, wanted, where=where)
-            path, reading = source_files.file_named(path, source.file), source.reading
+            path, reading = settings.file_named(path, source.file), source.reading
         return _read_file(path, reading, wanted, where=where, notice=notice)
     except _READ_ERRORS as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
@@ -91,7 +91,7 @@ def _read_file(
     notice: Callable[[str], None],
 ) -> pd.DataFrame:
     suffix = path.suffix.lower()
-    if source_files.is_source_file(path):
+    if settings.is_source_file(path):
         raise DataError(f"{where}: file: names another source file")
     if suffix in COLUMNAR_SUFFIXES:
         for name in reading.given_settings:

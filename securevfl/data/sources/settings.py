@@ -1,5 +1,6 @@
 """Settings of a table's source: how a file is written, which query gives its rows."""
 
+import contextlib
 import datetime
 import difflib
 import encodings
@@ -8,14 +9,20 @@ import re
 import shlex
 import tomllib
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from encodings.aliases import aliases
-from typing import Any, ClassVar, Final, Literal
+from pathlib import Path
+from typing import Any, ClassVar, Final, Literal, Protocol, runtime_checkable
+
+import pandas as pd
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, DataError
+from securevfl.core.files import MOST_OF_SETTINGS, read_text
 from securevfl.core.formatting import toml_value
+from securevfl.core.settings import read_settings
+from securevfl.core.stages import Parts
 
 _SHOWN = 20
 
@@ -299,3 +306,101 @@ def as_options(message: str) -> str:
 
 SOURCE_SUFFIX: Final = ".source.toml"
 """Suffix of files that name the location of a table; each stays with its party."""
+
+
+def is_source_file(path: Path) -> bool:
+    """Return whether a file names the location of a table, and is no table."""
+    return path.name.endswith(SOURCE_SUFFIX)
+
+
+def read_source(path: Path, *, where: str) -> Source:
+    """Read a ``NAME.source.toml`` file.
+
+    Raises:
+        OSError: If there is no such file.
+        DataError: If it is no TOML, or a setting is wrong. Values are not shown.
+    """
+    try:
+        table = tomllib.loads(read_text(path, most=MOST_OF_SETTINGS))
+    except ValueError as error:  # a number of thousands of digits is no TOMLDecodeError
+        raise DataError(f"{where}: is not TOML: {error}") from None
+    except RecursionError:
+        raise DataError(f"{where}: is nested too deeply to be settings") from None
+    try:
+        return read_settings(Source, table, where="source")
+    except ConfigError as error:
+        raise DataError(f"{where}: {str(error).removeprefix('source.')}") from None
+
+
+def file_behind(path: Path) -> Path:
+    """Return the file that holds a party's table: for most, the path itself.
+
+    A source file with an address of a database stands for its table itself.
+
+    Raises:
+        OSError: If there is no such source file.
+        DataError: As :func:`read_source`.
+    """
+    if not is_source_file(path):
+        return path
+    source = read_source(path, where=f"table {path}")
+    return path if source.file is None else file_named(path, source.file)
+
+
+def query_behind(path: Path) -> str | None:
+    """Return the query that gives a party's table; None without one, or without a readable file.
+
+    What can't be read is refused where the table is read.
+    """
+    with contextlib.suppress(OSError, DataError):
+        return read_source(path, where="").query if is_source_file(path) else None
+    return None
+
+
+def file_named(path: Path, file: str) -> Path:
+    """Return the file that a source file names; relative to its own folder, if it is relative."""
+    return path.parent / Path(file).expanduser()
+
+
+IN_ROWS: Final = ("skip_lines", "header", "empty", "dates")
+"""Settings of sources that hold cells as users wrote them, row by row."""
+
+
+@runtime_checkable
+class ReadTable(Protocol):
+    """Reads a table or a part of one."""
+
+    def __call__(self, path: Path, reading: Reading, wanted: Wanted, *, where: str) -> pd.DataFrame:
+        """Return the wanted columns.
+
+        Args:
+            path: The table's file; of a table at an address, the ``NAME.source.toml`` with it.
+            reading: Settings of the source.
+            wanted: Which columns.
+            where: Name of the source in messages.
+
+        Raises:
+            DataError: If it cannot be read, or a column is missing or named twice.
+            OSError: If there is no such file.
+        """
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TableSource:
+    """One kind of source."""
+
+    kind: str
+    """Noun for messages."""
+
+    settings: tuple[str, ...]
+    """Settings of ``reading`` that go with it."""
+
+    read: ReadTable
+    """Reader of its tables."""
+
+
+SOURCES: Final = Parts[TableSource]("sources", {})
+"""Sources by the suffix of a file; ``"url"``: the address in a ``NAME.source.toml``."""
+
+FRAMES_OF_ROWS: Final = Parts[Callable[..., pd.DataFrame | None]]("rows", {})
+"""Functions that return rows in memory of a library, which are no frame, as one."""

@@ -1,22 +1,24 @@
 """Overview of a run in its report: parties, promises in plain words, and checked ledgers."""
 
 import textwrap
-from collections.abc import Iterator
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from securevfl.config.disclosure import coverage, status
 from securevfl.config.federation import FederationConfig
 from securevfl.core import files
 from securevfl.core.errors import ConfigError
-from securevfl.core.formatting import epsilon_in_words
+from securevfl.core.formatting import epsilon_in_words, format_figure
+from securevfl.desk.report.plots import attacks_plot
 from securevfl.desk.report.verify import verify_run
 from securevfl.dp.statement import suspicion_in_words
 from securevfl.ledger.book import LABELS
 from securevfl.ledger.chain import read_chain
 from securevfl.ledger.ledger_file import lines_of_run
 from securevfl.runtime import run_folder
-from securevfl.runtime.run_folder import own_folders
+from securevfl.runtime.run_folder import AUDIT, own_folders, read_measured
 
 NOT_SIMULATED: Final = (
     "that parties which do not trust one another see no more than this: all tables lay with one "
@@ -206,3 +208,194 @@ def epsilon_by_release(path: Path, run: str) -> list[float]:
     lines = lines_of_run(path, run)
     values = [line.get("epsilon") for line in lines if line["kind"] != LABELS]
     return [float(value) for value in values if value is not None]
+
+
+TITLES = {
+    "gone": "if it is gone tomorrow (the kept model, without it)",
+    "again": "if it leaves, and the model is trained again without it",
+}
+"""Titles of the two readings, by their names in ``contribution.json``."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorthFigure:
+    """Table of one of the two questions about partners."""
+
+    title: str
+    summary: str
+    """Metrics with all partners and of the primary alone, in one line."""
+    columns: list[str]
+    """Headings after the partner's name."""
+    rows: dict[str, list[str]]
+    """Cells of each partner."""
+
+
+def readings(measured: Mapping[str, Any]) -> Iterator[WorthFigure]:
+    """Return the measured worth as tables.
+
+    Args:
+        measured: Content of ``contribution.json``.
+    """
+    for name, title in TITLES.items():
+        worth = measured[name]
+        if worth is None:
+            continue
+        metrics = list(worth["gain"])
+        kinds = {"leave_one_out": "without it", "shapley": "Shapley"}
+        yield WorthFigure(
+            title=title,
+            summary=", ".join(
+                f"{metric} {_number(worth['all'][metric])} with all, "
+                f"{_number(worth['none'][metric])} alone (gain {_figure(worth['gain'][metric])})"
+                for metric in metrics
+            ),
+            columns=[f"{metric}, {kind}" for metric in metrics for kind in kinds.values()],
+            rows={
+                partner: [
+                    _figure(partner_figures[kind][metric]) for metric in metrics for kind in kinds
+                ]
+                for partner, partner_figures in worth["partners"].items()
+            },
+        )
+
+
+def sampled_in_words(measured: Mapping[str, Any]) -> list[str]:
+    """Return remarks on Shapley values that are not exact."""
+    sentences = []
+    for name, title in TITLES.items():
+        worth = measured[name]
+        if worth is None or worth["method"] == "exact":
+            continue
+        errors = [
+            figure["standard_error"]
+            for partner_figures in worth["partners"].values()
+            for metric, figure in partner_figures["shapley"].items()
+            if metric == measured["metric"]
+        ]
+        sentences.append(
+            f"Shapley values {title} are means over {worth['permutations']} orders that were "
+            f"drawn; their standard errors are up to {max(errors):.2g}: --permutations draws more"
+        )
+    return sentences
+
+
+def _number(figure: Mapping[str, Any]) -> str:
+    return f"{figure['value']:.4g}"
+
+
+def _figure(figure: Mapping[str, Any]) -> str:
+    interval = figure["interval"]
+    value = format_figure(figure["value"], sign="+", beside=interval or ())
+    if interval is None:
+        return value
+    ends = (format_figure(end, sign="+", beside=(figure["value"], *interval)) for end in interval)
+    return f"{value} ({' to '.join(ends)})"
+
+
+_AIMS = {
+    "labels": "labels",
+    "columns": "columns",
+    "keys": "where records lie",
+    "links": "which rows have a link",
+    "members": "which records are there",
+}
+"""Targets of attacks, in the order of the picture; others check the noise, and guess nothing."""
+
+
+def summarise_attacks(
+    run: Path, channels: Sequence[Mapping[str, str]], *, run_id: str
+) -> dict[str, Any]:
+    """Return the parts of a report on attacks.
+
+    Args:
+        run: The run folder; ``audit.json`` is missing where nothing was attacked.
+        channels: Channels of the run, from :func:`securevfl.config.disclosure.channels`.
+        run_id: The run's id.
+
+    Returns:
+        ``channels`` with ``mark``, ``status`` and ``measured``; and ``audit``, which is None, or
+        the picture, a line a finding, and broken promises.
+
+    Raises:
+        ConfigError: If the file is damaged.
+    """
+    audit = read_measured(run, AUDIT, run=run_id)
+    findings = [] if audit is None else sorted(audit["findings"], key=_gain, reverse=True)
+    shown: list[dict[str, Any]] = []
+    for channel in channels:
+        of_channel = [finding for finding in findings if finding["channel"] == channel["channel"]]
+        shown.append(
+            {
+                **channel,
+                "mark": coverage(channel),
+                "status": status(channel, measured=bool(of_channel)),
+                "measured": [_in_words(finding) for finding in _best(of_channel, by="aim")],
+            }
+        )
+    if audit is None:
+        return {"channels": shown, "audit": None}
+    marks = {channel["channel"]: channel["mark"] for channel in shown}
+    best = sorted(_best(findings, by="attack"), key=lambda finding: [*_AIMS].index(finding["aim"]))
+    clear = [finding["attack"] for finding in best if finding["beats_floor"]]
+    audit_figures = {
+        "picture": attacks_plot(
+            {f"{finding['aim']}: {finding['attack']}": finding for finding in best},
+            covered=[
+                f"{finding['aim']}: {finding['attack']}"
+                for finding in best
+                if _covers(marks, finding)
+            ],
+        )
+        if best
+        else None,
+        "tried": len(best),
+        "beaten": clear,
+        "lines": [_line(finding) for finding in audit["findings"]],
+        "not_tried": audit["not_tried"],
+        "violations": audit["violations"],
+    }
+    return {"channels": shown, "audit": audit_figures}
+
+
+def _covers(marks: Mapping[str, str], finding: Mapping[str, Any]) -> bool:
+    return marks.get(finding["channel"]) == "covered"
+
+
+def _gain(finding: Mapping[str, Any]) -> float:
+    """Return the success of a guess minus that of its trivial guess."""
+    return float(finding["value"] - finding["floor"])
+
+
+def _best(findings: Sequence[dict[str, Any]], *, by: str) -> list[dict[str, Any]]:
+    """Return of each attack, or aim, the guess that gains most; ``findings`` are in that order."""
+    best: dict[str, dict[str, Any]] = {}
+    for finding in findings:
+        if finding["aim"] in _AIMS:
+            best.setdefault(finding[by], finding)
+    return list(best.values())
+
+
+def _in_words(finding: Mapping[str, Any]) -> str:
+    low, high = finding["interval"]
+    return (
+        f"{_AIMS[finding['aim']]}, {finding['attack']}: {_measure(finding)} "
+        f"{finding['value']:.2f} ({low:.2f} to {high:.2f}), trivial guess {finding['floor']:.2f}"
+    )
+
+
+def _line(finding: Mapping[str, Any]) -> dict[str, str]:
+    ceiling = finding["ceiling"]
+    return {
+        "attack": finding["attack"],
+        "who": f"{finding['attacker']}, on {finding['about']}",
+        "measure": _measure(finding),
+        "found": f"{finding['value']:.3f}",
+        "interval": "{:.3f} to {:.3f}".format(*finding["interval"]),
+        "floor": f"{finding['floor']:.3f}",
+        "ceiling": "" if ceiling is None else f"{ceiling:.3f}",
+        "known": finding["known"],
+    }
+
+
+def _measure(finding: Mapping[str, Any]) -> str:
+    return str(finding["measure"].partition(";")[0])

@@ -10,7 +10,6 @@ from securevfl.config.reading import read_federation
 from securevfl.core import files
 from securevfl.core.column_names import keys_in_clear
 from securevfl.desk.report import plots
-from securevfl.desk.report.attacks import summarise_attacks
 from securevfl.desk.report.learned import Section, section_of
 from securevfl.desk.report.overview import (
     NOT_SIMULATED,
@@ -20,12 +19,14 @@ from securevfl.desk.report.overview import (
     odds_in_words,
     party_lines,
     promised_figures,
+    readings,
+    sampled_in_words,
     setting_lines,
+    summarise_attacks,
 )
-from securevfl.desk.report.partner_worth import readings, sampled_in_words
 from securevfl.desk.report.secondary_page import TEMPLATES, write_secondary_pages
-from securevfl.federation.prediction_budget import predictions_in_words
-from securevfl.federation.session.attendance import absences_in_words
+from securevfl.federation.run_plan import predictions_in_words
+from securevfl.federation.session.membership import absences_in_words
 from securevfl.models.task_metrics import metrics_of
 from securevfl.runtime import metrics_file, run_folder
 

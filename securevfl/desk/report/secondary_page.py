@@ -18,7 +18,7 @@ from securevfl.core.errors import ConfigError
 from securevfl.core.formatting import epsilon_in_words, format_figure
 from securevfl.core.progress import LinksCounted, links_in_words
 from securevfl.dp.statement import suspicion_in_words
-from securevfl.federation.prediction_budget import PredictionBudget, prediction_budget
+from securevfl.federation.run_plan import PredictionBudget, prediction_budget
 from securevfl.ledger.book import LedgerBook, Session, epsilon_of_sessions
 from securevfl.ledger.ledger_file import LedgerFile
 from securevfl.runtime.run_folder import OWN_FACTS, own_folders, read_figures

@@ -13,12 +13,12 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import AuthenticationError, ConfigError, PrivacyError, SecureVflError
 from securevfl.core.files import read_json
-from securevfl.federation.state_folder import DamagedError, StateFolder, read_state
+from securevfl.federation.checkpoint import DamagedError, StateFolder, read_state
 from securevfl.ledger.book import PROGRAM, RESTORED, recompute_figures, until_end
 from securevfl.ledger.chain import Chain, read_chain
 from securevfl.ledger.countersigning import COUNTERSIGNED, FORGOTTEN, require_signed
 from securevfl.ledger.record_counts import FILE
-from securevfl.runtime.countersigning_party import read_identities
+from securevfl.runtime.party import read_identities
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

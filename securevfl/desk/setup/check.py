@@ -12,16 +12,18 @@ from securevfl.config.sections import PartySettings
 from securevfl.core.errors import ConfigError, SecureVflError
 from securevfl.core.formatting import finite_or_none
 from securevfl.data.sources.read import ignore_note
-from securevfl.desk.setup.cost_estimates import Costs, estimate_costs
-from securevfl.desk.setup.estimates import ExpectedLinks, expected_links
-from securevfl.desk.setup.file_problems import Collected
-from securevfl.desk.setup.party_check import PartyCheck, check_party
+from securevfl.desk.setup.estimates import Costs, ExpectedLinks, estimate_costs, expected_links
+from securevfl.desk.setup.party_check import Collected, PartyCheck, check_party
 from securevfl.dp.labels import labels_total
 from securevfl.dp.statement import of_labels
-from securevfl.federation.prediction_budget import predictions_in_words
 from securevfl.federation.released_labels import label_release
-from securevfl.federation.run_facts import RunFacts, run_facts
-from securevfl.federation.run_plan import RunPlan, plan_run
+from securevfl.federation.run_plan import (
+    RunFacts,
+    RunPlan,
+    plan_run,
+    predictions_in_words,
+    run_facts,
+)
 from securevfl.linkage.stage.candidates import repeated_key_warnings
 from securevfl.runtime.run_options import warnings_about
 

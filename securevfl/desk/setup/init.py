@@ -17,11 +17,16 @@ from securevfl.core.errors import ConfigError, DataError, SecureVflError
 from securevfl.core.formatting import toml_key, toml_text, toml_value
 from securevfl.core.settings import read_settings
 from securevfl.data.sources.read import holds_cells, read_frame
-from securevfl.data.sources.settings import SOURCE_SUFFIX, Reading, Wanted, as_options
-from securevfl.data.sources.source_files import is_source_file
+from securevfl.data.sources.settings import (
+    SOURCE_SUFFIX,
+    Reading,
+    Wanted,
+    as_options,
+    is_source_file,
+)
 from securevfl.data.sources.text_files import with_dates
 from securevfl.data.tables import KeyTable
-from securevfl.desk.setup import estimates, proposed_columns, spellings
+from securevfl.desk.setup import estimates, proposed_columns, proposed_keys
 from securevfl.desk.setup.proposal import ColumnUse, Proposal, Wishes, propose
 from securevfl.dp.statement import bounded_statement
 from securevfl.linkage.stage.party_keys import read_keys
@@ -430,7 +435,9 @@ def _with_links(proposal: Proposal, root: Path) -> Proposal:
         return replace(proposal, doubts=proposal.keys.doubts)
     spec, there = link_spec(config), [other for other in others if other]
     better = [
-        spelling for own in there if (spelling := spellings.better_spelling(spec.keys, first, own))
+        spelling
+        for own in there
+        if (spelling := proposed_keys.better_spelling(spec.keys, first, own))
     ]
     if better:
         settings = {name: value for spelling in better for name, value in spelling.settings.items()}

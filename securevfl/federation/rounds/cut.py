@@ -4,18 +4,21 @@ B = rows of a batch, L = positions, H = width of one row's aggregate.
 """
 
 import math
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 import torch
-from jaxtyping import Float, Float32, Int32
+from jaxtyping import Float, Float32, Int32, Int64
 from torch import Tensor
 
-from securevfl.core.devices import reads
+from securevfl.core.conventions import unseeded_normal
+from securevfl.core.devices import reads, to_device
 from securevfl.core.errors import ProtocolError
+from securevfl.dp.clipping import clip_records, clip_rows, finite_or_zero
 from securevfl.mpc import codec
-from securevfl.mpc.ring_format import RingFormat
+from securevfl.mpc.codec import RingFormat
 from securevfl.mpc.sum_to import Words
 
 CutRows = Float[Tensor, "batch positions width"]
@@ -130,3 +133,166 @@ class CutLayer:
         along = clipped * std * math.sqrt(2 * _TAIL)
         noise = std**2 * (numbers + 2 * math.sqrt(numbers * _TAIL) + 2 * _TAIL)
         return math.sqrt(clipped**2 + 2 * along + noise)
+
+
+class Aggregation(ABC):
+    """What a secondary makes of its representation before noise, and how far one record moves it.
+
+    The accounting knows an aggregation by :attr:`pooled` alone: how far one record can move a row
+    of the sum is :func:`securevfl.dp.sensitivity.row_change`.
+    """
+
+    pooled: ClassVar[bool]
+    """True if a row is the mean over K slots of vectors that are each clipped, and each a function
+    of one record alone."""
+
+    def __init__(self, cut: CutLayer) -> None:
+        """Make it for a format of what crosses the cut."""
+        self.cut = cut
+
+    @property
+    def clip_norm(self) -> float:
+        """``C``, in the units of the representation."""
+        return self.cut.clip_norm
+
+    _clipped_over: ClassVar[tuple[int, ...]]
+    """Dimensions that the clip takes together."""
+
+    def finite(self, representation: CutRows) -> tuple[CutRows, Int64[Tensor, ""]]:
+        """Set to zero what the clip takes together and is not finite; return how many were.
+
+        One record then moves no more than the clip allows: zero is inside every ball.
+        """
+        return finite_or_zero(representation, dim=self._clipped_over)
+
+    @abstractmethod
+    def clip(self, representation: CutRows) -> CutRows:
+        """Clip to length C what one record must not move further; on the autograd graph."""
+
+    @abstractmethod
+    def term(self, clipped: CutRows) -> Float[Tensor, "batch pooled width"]:
+        """Return this party's term of the average, on the autograd graph."""
+
+    @abstractmethod
+    def units(self, clipped: CutRows, *, bounded: bool) -> Int32[Tensor, "batch pooled width"]:
+        """Return the term in whole units of the ring, rounded towards zero, without noise.
+
+        Args:
+            clipped: What :meth:`clip` returned.
+            bounded: Whether to check in exact integers that no norm is over C: the promise of a
+                noised release rests on it.
+
+        Raises:
+            EncodingRangeError: If a norm is over C, or a number leaves the ring.
+        """
+
+
+class MeanOfRows(Aggregation):
+    """Each row is clipped as a whole; the aggregate is the mean over secondaries.
+
+    References:
+        [FeT] section 6.1 and Algorithm 1, lines 8 to 12.
+    """
+
+    pooled = False
+    _clipped_over = (1, 2)
+
+    def clip(self, representation: CutRows) -> CutRows:
+        """Clip each row over all its positions."""
+        return clip_rows(representation, self.clip_norm)
+
+    def term(self, clipped: CutRows) -> CutRows:
+        """Return the rows as they are."""
+        return clipped
+
+    def units(self, clipped: CutRows, *, bounded: bool) -> Int32[Tensor, "batch positions width"]:
+        """Return the rows in whole units."""
+        units = codec.quantise(clipped.detach(), self.cut.ring)
+        if bounded:
+            codec.require_row_norms(units, self.cut.ring, clip_norm=self.clip_norm)
+        return units
+
+
+class MeanOfPooledRecords(Aggregation):
+    """Each record's vector is clipped; a row is the mean over its K slots, then over secondaries.
+
+    What crosses the cut is the *sum* over the slots, and the primary divides by K: each record is
+    rounded by itself, so that rounding cannot carry one record's absence into more than its own
+    slot, and nothing of the precision is lost to the division.
+    """
+
+    pooled = True
+    _clipped_over = (2,)
+
+    def clip(
+        self, representation: Float[Tensor, "batch links width"]
+    ) -> Float[Tensor, "batch links width"]:
+        """Clip each record's vector."""
+        return clip_records(representation, self.clip_norm)
+
+    def term(self, clipped: Float[Tensor, "batch links width"]) -> Float[Tensor, "batch one width"]:
+        """Return the mean over the slots."""
+        return clipped.mean(dim=1, keepdim=True)
+
+    def units(
+        self, clipped: Float[Tensor, "batch links width"], *, bounded: bool
+    ) -> Int32[Tensor, "batch one width"]:
+        """Return the sum over the slots in whole units."""
+        units = codec.quantise(clipped.detach(), self.cut.ring)
+        if bounded:
+            codec.require_row_norms(units.flatten(0, 1), self.cut.ring, clip_norm=self.clip_norm)
+        return self._within_slots(units.sum(dim=1, keepdim=True))
+
+    def _within_slots(
+        self, sums: Int64[Tensor, "batch one width"]
+    ) -> Int32[Tensor, "batch one width"]:
+        """Draw sums of more than K records back to the ball of radius K C.
+
+        Where rows choose their records no sum is outside it. Where records choose, a row may have
+        any number of them; drawing back brings no two sums further apart.
+        """
+        limit = self.cut.slots * self.clip_norm * 2.0**self.cut.ring.precision_bits
+        exact = sums.double()
+        norm = torch.linalg.vector_norm(exact, dim=-1, keepdim=True)
+        # A little inside, so that rounding in the quotient cannot leave the ball.
+        shrink = (limit * (1 - 1e-12) / norm.clamp_min(1.0)).clamp_max(1.0)
+        return torch.where(norm > limit, exact * shrink, exact).to(torch.int32)
+
+
+AGGREGATIONS: Final[Mapping[str, type[Aggregation]]] = {
+    "rows": MeanOfRows,
+    "pooled": MeanOfPooledRecords,
+}
+"""Every aggregation by the name that a family asks for it; a new one is a class and a line."""
+
+
+def with_iso_noise(values: Float[Tensor, "*shape"], scale: float) -> Float[Tensor, "*shape"]:
+    """Return the values with ISO noise: one deviation for all of them, set by the longest row.
+
+    With the first axis as b rows, and all others together as the m numbers of a row, every number
+    gets a normal number of deviation ``scale * max_i ||d_i||_2 / sqrt(m)``. The noise of a row is
+    then about ``scale`` times as long as the longest row of the batch.
+
+    **It promises nothing.** The length of the longest row is a function of private values, and
+    whoever gets b m noised numbers reads it off their spread: of gradients it says how badly the
+    worst row of the batch is predicted, of weights how long a layer's longest row is. Two batches
+    that differ in that row get noise of two sizes, which can be told apart with certainty as b m
+    grows; so no epsilon holds, whatever ``scale`` is.
+
+    Args:
+        values: d, such as projections (B, P), gradients (B, L, H), or weights with a row for each
+            output; a single axis is b rows of one number.
+        scale: lambda, dimensionless, >= 0; 0 returns the values as they are.
+
+    Reveals:
+        Nothing by itself. Of what is sent: noisy values, and the length of the longest row.
+
+    References:
+        [FedHSSL] section VI-B, Equation 7.
+    """
+    if not scale:
+        return values
+    rows = values.detach().reshape(len(values) if values.dim() else 1, -1)
+    longest = torch.linalg.vector_norm(rows, dim=1).max()
+    noise = to_device(torch.from_numpy(unseeded_normal(*values.shape)), values.device).to(values)
+    return values + scale / math.sqrt(rows.shape[1]) * longest * noise

@@ -16,11 +16,10 @@ from securevfl.config.federation import FederationConfig
 from securevfl.core.conventions import stream
 from securevfl.core.progress import Observer
 from securevfl.data.tables import PartyTable
+from securevfl.federation.base import own_inputs
 from securevfl.federation.messages import EpochMark
-from securevfl.federation.party_inputs import own_inputs
 from securevfl.federation.rounds.exchanges import Exchange
-from securevfl.federation.rounds.primary import Primary, PrimaryData
-from securevfl.federation.rounds.top_model import PrimaryInputs
+from securevfl.federation.rounds.primary import Primary, PrimaryData, PrimaryInputs
 from securevfl.federation.run_plan import RunPlan
 from securevfl.models.alone.margins import cross_fit
 from securevfl.models.alone.saving import require_keepable

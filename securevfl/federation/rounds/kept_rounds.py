@@ -11,9 +11,9 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from securevfl.core.errors import ConfigError, PrivacyError
+from securevfl.federation.checkpoint import DamagedError, StateFolder
 from securevfl.federation.rounds.cut import CutRows
 from securevfl.federation.run_plan import ROUNDS_AHEAD
-from securevfl.federation.state_folder import DamagedError, StateFolder
 
 
 @dataclass(eq=False)

@@ -20,7 +20,7 @@ from securevfl.core.conventions import unseeded_normal
 from securevfl.core.devices import to_device
 from securevfl.dp.clipping import clip_rows
 from securevfl.federation.rounds import cut
-from securevfl.federation.rounds.iso_noise import with_iso_noise
+from securevfl.federation.rounds.cut import with_iso_noise
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,11 +15,10 @@ from securevfl.core.progress import Observer, RoundDone
 from securevfl.data.rows import training_batches
 from securevfl.federation.messages import AverageRequest, RoundPlan
 from securevfl.federation.rounds import primary
-from securevfl.federation.rounds.dropout import DropoutStream
 from securevfl.federation.rounds.exchanges import Exchange
 from securevfl.federation.rounds.label_defences import DrawnLabels, protect_gradient
 from securevfl.federation.rounds.release import refuse_lost
-from securevfl.federation.rounds.updates import set_gradients
+from securevfl.federation.rounds.updates import DropoutStream, set_gradients
 from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.session.peers import average_weights
 from securevfl.models.alone.choice import choose_scale

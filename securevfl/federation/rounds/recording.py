@@ -18,9 +18,9 @@ from torch import Tensor
 from securevfl.core.errors import ConfigError
 from securevfl.core.progress import Observer, Warned
 from securevfl.data.tables import PartyTable
+from securevfl.federation.checkpoint import read_state, write_state
 from securevfl.federation.rounds.secondary import Secondary
 from securevfl.federation.session.peers import Handler, Handlers, Next, Reply
-from securevfl.federation.state_folder import read_state, write_state
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.sampling import LinkSource
 

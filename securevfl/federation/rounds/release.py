@@ -14,8 +14,7 @@ from securevfl.core.devices import reads
 from securevfl.core.errors import PrivacyError
 from securevfl.dp.ring_noise import NoiseBuffer, RingNoise
 from securevfl.federation.messages import RoundPlan
-from securevfl.federation.rounds.aggregation import Aggregation
-from securevfl.federation.rounds.cut import CutRows
+from securevfl.federation.rounds.cut import Aggregation, CutRows
 from securevfl.mpc.sum_to import Words
 
 

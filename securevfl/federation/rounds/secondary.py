@@ -24,7 +24,6 @@ from securevfl.federation.checkpoint import Checkpoints
 from securevfl.federation.messages import AverageRequest, EpochMark, Gradient, Mean, RoundPlan
 from securevfl.federation.rounds import cut
 from securevfl.federation.rounds.cached_release import CachedRelease
-from securevfl.federation.rounds.dropout import DropoutStream
 from securevfl.federation.rounds.label_defences import distance_correlation
 from securevfl.federation.rounds.own_records import (
     gather_records,
@@ -34,6 +33,7 @@ from securevfl.federation.rounds.own_records import (
 from securevfl.federation.rounds.release import SecondaryRelease, refuse_lost, require_finite
 from securevfl.federation.rounds.updates import (
     BackwardStep,
+    DropoutStream,
     GradientNoise,
     LinkedRecords,
     PlainBackwardStep,

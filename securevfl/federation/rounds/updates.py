@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import Any, Final, Protocol, runtime_checkable
 
@@ -10,13 +11,57 @@ from jaxtyping import Bool, Float, Float64
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from securevfl.core.conventions import derive_seed
 from securevfl.core.devices import Precision, computing_in, reads, widen_floats
 from securevfl.core.errors import PrivacyError
 from securevfl.dp.clipping import clip_gradients, clip_rows, finite_or_zero
 from securevfl.dp.ring_noise import ExactDiscreteGaussian, RingNoise
 from securevfl.federation.rounds.cut import CutRows
-from securevfl.federation.rounds.dropout import DropoutStream
 from securevfl.models.building import Forward
+
+
+class DropoutStream:
+    """A party's own state of torch's generator, active while the party computes.
+
+    Layers such as ``nn.Dropout`` draw from torch's one global generator. A simulated federation
+    runs all parties in one process, so each party brings its own state and takes it home again:
+    a simulated and a federated run then drop the same units on a CPU. On a GPU secondaries that are
+    computed together draw from the first one's stream.
+    """
+
+    def __init__(self, seed: int, party: str, *, device: torch.device) -> None:
+        self._device = device
+        generator = torch.Generator(device=device).manual_seed(derive_seed(seed, "dropout", party))
+        self.state = generator.get_state()
+
+    def generator(self) -> torch.Generator:
+        """Return a generator that continues this stream; it must bring its state home."""
+        generator = torch.Generator(device=self._device)
+        generator.set_state(self.state)
+        return generator
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Use this party's stream inside the block."""
+        outside = self._get()
+        self._set(self.state)
+        try:
+            yield
+        finally:
+            self.state = self._get()
+            self._set(outside)
+
+    def _get(self) -> torch.Tensor:
+        if self._device.type == "cuda":
+            return torch.cuda.get_rng_state(self._device)
+        return torch.get_rng_state()
+
+    def _set(self, state: torch.Tensor) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.set_rng_state(state, self._device)
+        else:
+            torch.set_rng_state(state)
+
 
 # Numbers of row gradients that are held at a time: 32 MiB of float32, and some copies.
 _MOST_NUMBERS: Final = 2**23

@@ -12,13 +12,13 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.sections import parse_address
 from securevfl.core.errors import AuthenticationError, ConfigError, ProtocolError
 from securevfl.federation.messages import PROTOCOL_VERSION, RUN_ID, Hello, RoundKind, Welcome
-from securevfl.federation.run_facts import RunFacts
+from securevfl.federation.run_plan import RunFacts
 from securevfl.federation.session.membership import (
     absent_names,
     callers_in_predictions,
     require_active,
 )
-from securevfl.mpc.session_key import KeyOffer, SessionKey
+from securevfl.mpc.masks import KeyOffer, SessionKey
 from securevfl.transport.channels import CallerChannels, Kinds, SealedChannel
 from securevfl.transport.connection import TransportLimits
 from securevfl.transport.identity import Identity, verify

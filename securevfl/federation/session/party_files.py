@@ -12,8 +12,7 @@ from securevfl.core.errors import PrivacyError, StorageError
 from securevfl.core.logs import EventLog
 from securevfl.data.tables import KeyTable
 from securevfl.federation.checkpoint import Checkpoints, used_folder
-from securevfl.federation.prediction_budget import PredictionBudget, prediction_budget
-from securevfl.federation.run_plan import RunPlan
+from securevfl.federation.run_plan import PredictionBudget, RunPlan, prediction_budget
 from securevfl.ledger.book import Outlook, ProgramUse
 from securevfl.ledger.ledger import Ledger, require_rows
 from securevfl.ledger.ledger_file import Book, LedgerFile, ledger_of_table

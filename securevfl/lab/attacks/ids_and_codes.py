@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from securevfl.lab.attacks import attack
-from securevfl.lab.attacks.evidence import Evidence, PartyView, UnavailableError
+from securevfl.lab.attacks.attack import Evidence, PartyView, UnavailableError
 from securevfl.lab.attacks.reconstruction import decoder, varying
 
 _KNOWN: Final = 30

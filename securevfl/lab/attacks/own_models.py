@@ -17,8 +17,16 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
-from securevfl.lab.attacks import attack, label_guesses
-from securevfl.lab.attacks.evidence import Evidence, PartyView, UnavailableError
+from securevfl.lab.attacks import attack
+from securevfl.lab.attacks.attack import Evidence, PartyView, UnavailableError
+from securevfl.lab.attacks.labels import (
+    Guess,
+    label_leak,
+    label_success_of,
+    match_clusters,
+    require_labels,
+    some_known,
+)
 
 KNOWN: Final = 80
 """Labels that the attacker knows, of all classes together, as in [FedHSSL]."""
@@ -37,7 +45,7 @@ def _taught_channel(evidence: Evidence) -> str:
         UnavailableError: If there is none, no final encoder was recorded, or guesses can't be
             scored.
     """
-    label_guesses.require_labels(evidence)
+    require_labels(evidence)
     channel = evidence.label_channel
     if channel is None:
         raise UnavailableError("encoders are frozen and have learned nothing of labels")
@@ -72,8 +80,8 @@ def _model_completion(evidence: Evidence, seeds: int) -> Iterator[attack.Leak]:
         own = standardise(evidence.own_columns(view))
         by_model = _completion_guesses(evidence, inputs, rows, each=each, seeds=seeds)
         by_columns = _completion_guesses(evidence, own, rows, each=each, seeds=seeds)
-        columns, _ = label_guesses.label_success_of(evidence, by_columns)
-        leak = label_guesses.label_leak(
+        columns, _ = label_success_of(evidence, by_columns)
+        leak = label_leak(
             MODEL_COMPLETION.name,
             evidence,
             by_model,
@@ -113,13 +121,11 @@ def _memory(
 ) -> tuple[float, tuple[float, float]]:
     """Return a head's success on the encoder's training rows minus that on other rows."""
     labels = evidence.labels
-    known = label_guesses.some_known(evidence, rows, each=each, seed=0)
+    known = some_known(evidence, rows, each=each, seed=0)
     scores = completed_head(inputs[known], labels[known], inputs, evidence.classes)
     success, width = [], 0.0
     for part in (rows[~np.isin(rows, known)], others):
-        of_part, ends = label_guesses.label_success_of(
-            evidence, [label_guesses.Guess(part, scores[part])]
-        )
+        of_part, ends = label_success_of(evidence, [Guess(part, scores[part])])
         success.append(of_part)
         width = float(np.hypot(width, (ends[1] - ends[0]) / 2))
     gap = success[0] - success[1]
@@ -133,15 +139,15 @@ def _completion_guesses(
     *,
     each: int,
     seeds: int,
-) -> list[label_guesses.Guess]:
+) -> list[Guess]:
     guesses = []
     for seed in range(seeds):
-        known = label_guesses.some_known(evidence, rows, each=each, seed=seed)
+        known = some_known(evidence, rows, each=each, seed=seed)
         left = rows[~np.isin(rows, known)]
         scores = completed_head(
             inputs[known], evidence.labels[known], inputs[left], evidence.classes
         )
-        guesses.append(label_guesses.Guess(left, scores))
+        guesses.append(Guess(left, scores))
     return guesses
 
 
@@ -172,10 +178,10 @@ def _own_clusters(evidence: Evidence, _seeds: int) -> Iterator[attack.Leak]:
         guesses = []
         for numbers in (_representations(view), own):
             clusters = _clusters(numbers[rows], classes)
-            scores = label_guesses.match_clusters(clusters, labels, classes=classes)
-            guesses.append(label_guesses.Guess(rows, scores))
-        columns, _ = label_guesses.label_success_of(evidence, guesses[1:])
-        yield label_guesses.label_leak(
+            scores = match_clusters(clusters, labels, classes=classes)
+            guesses.append(Guess(rows, scores))
+        columns, _ = label_success_of(evidence, guesses[1:])
+        yield label_leak(
             OWN_CLUSTERS.name,
             evidence,
             guesses[:1],

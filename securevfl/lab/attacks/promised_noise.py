@@ -16,13 +16,14 @@ from scipy import stats
 
 from securevfl.dp.gaussian import gaussian_epsilon
 from securevfl.lab.attacks import attack
-from securevfl.lab.attacks.evidence import Evidence, UnavailableError
-from securevfl.lab.audit.audit_size import FALSE_FAILURE, variance_bounds
+from securevfl.lab.attacks.attack import Evidence, UnavailableError
 from securevfl.lab.audit.audit_statistics import (
+    FALSE_FAILURE,
     coordinate_correlation,
     distinguishability,
     round_correlation,
     row_correlation,
+    variance_bounds,
 )
 
 _SMALLEST_MU: Final = 1e-3
@@ -237,3 +238,52 @@ def noise_again(other: Evidence | None) -> attack.Attack:
         other: Another run of the same federation, whose noise must differ; None compares no runs.
     """
     return attack.Attack(_NOISE_AGAIN, "noise", partial(_noise_again, other=other))
+
+
+def _linked_or_not(evidence: Evidence, _seeds: int) -> Iterator[attack.Leak]:
+    """Yield, for each secondary, the AUC of the average's length."""
+    _require_both_kinds(evidence)
+    rows, averages = evidence.released_averages
+    lengths = np.linalg.norm(averages, axis=1)
+    clear = np.linalg.norm(evidence.without_noise(rows), axis=1)
+    for view in evidence.secondaries.values():
+        linked = evidence.linked_rows(view)[rows]
+        if linked.all() or not linked.any():
+            continue
+        yield attack.Leak(
+            attack=LINKED_OR_NOT.name,
+            attacker=evidence.config.primary.name,
+            about=view.name,
+            channel="aggregates",
+            measure="AUC",
+            value=attack.auc(linked, lengths),
+            interval=attack.bootstrap_interval(
+                lambda chosen, truth=linked: attack.auc(truth[chosen], lengths[chosen]),  # type: ignore[misc]
+                len(rows),
+            ),
+            floor=0.5,
+            floor_is="a coin",
+            ceiling=attack.auc(linked, clear) if evidence.noise_deviation else None,
+            rows=len(rows),
+        )
+
+
+def _require_both_kinds(evidence: Evidence) -> None:
+    """Refuse runs without linked and unlinked rows among the released averages."""
+    rows, _ = evidence.released_averages
+    if not evidence.knows_terms:
+        raise UnavailableError(
+            "needs the views of all secondaries to the end, to know what is right"
+        )
+    if not len(rows):
+        raise UnavailableError("no average came from the encoders of the run's end")
+    linked = np.any(
+        [evidence.linked_rows(secondary)[rows] for secondary in evidence.secondaries.values()],
+        axis=0,
+    )
+    if linked.all() or not linked.any():
+        raise UnavailableError("all rows are linked, or none")
+
+
+LINKED_OR_NOT = attack.Attack("linked-or-not", "links", _linked_or_not)
+"""Attack on links: an average of no record is short."""

@@ -16,7 +16,7 @@ from sklearn.model_selection import cross_val_predict
 from sklearn.preprocessing import StandardScaler
 
 from securevfl.lab.attacks import attack
-from securevfl.lab.attacks.evidence import Evidence, PartyView
+from securevfl.lab.attacks.attack import Evidence, PartyView
 
 _KNOWN_SHARE: Final = 0.2
 """Share of the linked rows whose columns the attacker knows."""

@@ -11,18 +11,17 @@ from securevfl.core import checks, files
 from securevfl.core.errors import ConfigError
 from securevfl.lab.attacks import (
     attack,
-    direct_label_inference,
-    gradients,
     ids_and_codes,
+    labels,
     own_models,
     promised_noise,
     similarities,
 )
-from securevfl.lab.attacks.evidence import Evidence, UnavailableError
-from securevfl.lab.attacks.presence import LINKED_OR_NOT
+from securevfl.lab.attacks.attack import Evidence, UnavailableError
+from securevfl.lab.attacks.promised_noise import LINKED_OR_NOT
 from securevfl.lab.attacks.reconstruction import COLUMN_MEANS, RECONSTRUCTION
 from securevfl.lab.attacks.shadow_runs import Shadows, shadow_attack
-from securevfl.lab.attacks.trilateration import TRILATERATION
+from securevfl.lab.attacks.similarities import TRILATERATION
 from securevfl.runtime.run_folder import AUDIT, MEASURED_FORMAT
 from securevfl.version import __version__
 
@@ -40,14 +39,14 @@ def all_attacks(
         shadows: Tables and number of shadow runs; None trains none.
     """
     attacks = (
-        gradients.GRADIENT_NORM,
-        gradients.GRADIENT_DIRECTION,
-        gradients.GRADIENT_CLUSTERS,
+        labels.GRADIENT_NORM,
+        labels.GRADIENT_DIRECTION,
+        labels.GRADIENT_CLUSTERS,
         own_models.MODEL_COMPLETION,
         own_models.OWN_CLUSTERS,
-        direct_label_inference.CLASS_SUMS,
-        direct_label_inference.RESIDUAL_SIGNS,
-        direct_label_inference.ROW_NUMBERS,
+        labels.CLASS_SUMS,
+        labels.RESIDUAL_SIGNS,
+        labels.ROW_NUMBERS,
         RECONSTRUCTION,
         COLUMN_MEANS,
         similarities.SIMILARITY_DISTANCE,

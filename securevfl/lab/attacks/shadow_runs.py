@@ -27,9 +27,9 @@ from securevfl.core import files
 from securevfl.core.conventions import stream
 from securevfl.core.errors import ConfigError
 from securevfl.data.tables import PartyTable
-from securevfl.federation.run_facts import run_facts
-from securevfl.lab.attacks import attack, label_guesses
-from securevfl.lab.attacks.evidence import Evidence, UnavailableError
+from securevfl.federation.run_plan import run_facts
+from securevfl.lab.attacks import attack, labels
+from securevfl.lab.attacks.attack import Evidence, UnavailableError
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.simulation import simulate_federation
 
@@ -107,7 +107,7 @@ class _ShadowAttack:
 
     def findings(self, evidence: Evidence, _seeds: int) -> Iterator[attack.Leak]:
         """Yield the AUC, and the share of members found at two rates of false positives."""
-        label_guesses.require_labels(evidence)
+        labels.require_labels(evidence)
         if self.unit == "records":
             attack.require_links(evidence)
         answers = self._answers(evidence)

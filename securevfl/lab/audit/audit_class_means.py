@@ -32,32 +32,35 @@ from securevfl.data.rows import RowSplit
 from securevfl.data.tables import PartyTable
 from securevfl.dp.class_sums import SumFormat
 from securevfl.federation.build import bottom_at_work
+from securevfl.federation.checkpoint import StateFolder
 from securevfl.federation.rounds.cached_release import CachedRelease
 from securevfl.federation.rounds.primary import PrimaryData
-from securevfl.federation.run_facts import RunFacts
-from securevfl.federation.run_plan import RunPlan, plan_run
-from securevfl.federation.state_folder import StateFolder
-from securevfl.lab.audit.audit_size import worlds_needed
+from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run
+from securevfl.lab.audit.audit_party import ThreadPeers, Wires, answer_messages, run_lives
 from securevfl.lab.audit.audit_statistics import (
     AuditTest,
     SumsView,
     drawn_tests,
     labels_needed,
     sums_tests,
+    worlds_needed,
 )
 from securevfl.lab.audit.audit_worlds import parties_named, table_at
 from securevfl.lab.audit.settings import DELTA, Audited, AuditSettings
-from securevfl.lab.audit.threads import ThreadPeers, Wires, answer_messages, run_lives
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.spec import LinkedSecondary
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.models.tasks import TaskHead
 from securevfl.stages.class_means.class_labels import ClassLabels, LabelNoise, class_labels_of
-from securevfl.stages.class_means.dealer import deal_class_sums
 from securevfl.stages.class_means.fitting import ClassMeansFitting
-from securevfl.stages.class_means.primary import ClassMeansPrimary, SumsUnderMasks
-from securevfl.stages.class_means.secondary import ClassMeansSecondary, MaskedLines
+from securevfl.stages.class_means.parties import (
+    ClassMeansPrimary,
+    ClassMeansSecondary,
+    MaskedLines,
+    SumsUnderMasks,
+    deal_class_sums,
+)
 
 _RECORDS: Final = 64
 """Number of classes whose only record is there or not, in turn."""

@@ -30,10 +30,9 @@ from securevfl.dp.events import GaussianRelease
 from securevfl.dp.gaussian import gaussian_epsilon
 from securevfl.federation.build import optimizer_of
 from securevfl.federation.messages import RoundPlan
-from securevfl.federation.rounds.in_process import SimulatedExchange
+from securevfl.federation.rounds.exchanges import SimulatedExchange
 from securevfl.federation.rounds.secondary import Secondary
-from securevfl.federation.run_facts import RunFacts
-from securevfl.federation.run_plan import RunPlan, plan_run
+from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run
 from securevfl.lab.audit.audit_statistics import AuditTest
 from securevfl.lab.audit.audit_worlds import audited_secondary, parties_named, table_at
 from securevfl.lab.audit.settings import DELTA, AuditSettings

@@ -24,11 +24,18 @@ from securevfl.federation.build import build_secondary
 from securevfl.federation.messages import RoundPlan
 from securevfl.federation.rounds.exchanges import Exchange
 from securevfl.federation.rounds.secondary import Secondary
-from securevfl.federation.run_facts import RunFacts
-from securevfl.federation.run_plan import RunPlan, plan_run
+from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run
 from securevfl.federation.session.request_validator import RequestValidator, SessionLimits
-from securevfl.lab.audit.audit_size import WORLDS, AuditSize, rows_needed
-from securevfl.lab.audit.audit_statistics import LONG, MIXED, ZERO, AuditTest, audit_tests
+from securevfl.lab.audit.audit_statistics import (
+    LONG,
+    MIXED,
+    WORLDS,
+    ZERO,
+    AuditSize,
+    AuditTest,
+    audit_tests,
+    rows_needed,
+)
 from securevfl.lab.audit.settings import DELTA, AuditSettings, Release
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.stage.linking import Linker

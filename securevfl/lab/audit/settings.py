@@ -6,7 +6,7 @@ from typing import Final, Literal
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 from securevfl.dp.gaussian import gaussian_noise_multiplier
-from securevfl.lab.audit.audit_size import AuditSize
+from securevfl.lab.audit.audit_statistics import AuditSize
 
 Release = Literal["sequence", "pooled"]
 """``sequence``: a row of L x H numbers, clipped whole, of a trained encoder, whose rows may be

@@ -23,9 +23,8 @@ from jaxtyping import Float64, Int64
 
 from securevfl.core.column_names import axis_of
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.linkage.links import Chosen, LinkTable, place_in_run
+from securevfl.linkage.links import Chosen, LinkTable, place_in_run, write_nearest
 from securevfl.linkage.metrics.metric import ComparedKeys, Keys, KeySpec, Metric, numbers_of
-from securevfl.linkage.nearest import write_nearest
 
 # Candidates (rows x width) that are looked at together: about 40 MB at two dimensions.
 _CHUNK_CELLS: Final = 2**19

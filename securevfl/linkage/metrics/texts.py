@@ -27,9 +27,16 @@ from jaxtyping import Float64, Int64, UInt
 from securevfl.core import checks
 from securevfl.core.errors import DataError
 from securevfl.linkage import blocking_rules, candidate_pairs
-from securevfl.linkage.links import Chosen, LinkTable, RecordsByKey, Sample, fill_slots
+from securevfl.linkage.links import (
+    Chosen,
+    LinkTable,
+    RecordsByKey,
+    Sample,
+    batches,
+    fill_slots,
+    nearest_by_block,
+)
 from securevfl.linkage.metrics.metric import Columns, ComparedKeys, KeyKind, Keys, KeySpec, Metric
-from securevfl.linkage.nearest import batches, nearest_by_block
 from securevfl.linkage.text import checked_texts, joined_texts, normalise_text, trimmed_text
 
 _MISSING: Final = -1

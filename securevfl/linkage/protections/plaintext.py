@@ -9,12 +9,10 @@ import numpy as np
 from securevfl.core.errors import DataError, ProtocolError
 from securevfl.data.scaling import KeyScaler
 from securevfl.data.tables import KeyTable
-from securevfl.linkage.metrics.metric import ComparedKeys, KeySpec
-from securevfl.linkage.metrics.present_keys import compare_present
+from securevfl.linkage.metrics.metric import ComparedKeys, KeySpec, compare_present
 from securevfl.linkage.protections import protection
 from securevfl.linkage.sampling import FixedLinks, LinkSource
-from securevfl.linkage.secret import LinkageSecret
-from securevfl.linkage.spec import LinkedPrimary, LinkedSecondary, LinkSpec
+from securevfl.linkage.spec import LinkageSecret, LinkedPrimary, LinkedSecondary, LinkSpec
 from securevfl.linkage.stage.candidates import find_candidates, source_of_metric, tells_apart
 from securevfl.linkage.stage.link_cache import LinkCache, links_key, links_to_cache
 from securevfl.linkage.stage.messages import Linked, LinkingKind, OwnSimilarities

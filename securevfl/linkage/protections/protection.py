@@ -20,8 +20,7 @@ from securevfl.data.tables import KeyTable
 from securevfl.linkage.links import Alignment
 from securevfl.linkage.metrics.metric import ComparedKeys, KeySpec, Metric
 from securevfl.linkage.sampling import FixedLinks, LinkSource
-from securevfl.linkage.secret import LinkageSecret
-from securevfl.linkage.spec import LinkedPrimary, LinkedSecondary, LinkSpec
+from securevfl.linkage.spec import LinkageSecret, LinkedPrimary, LinkedSecondary, LinkSpec
 from securevfl.linkage.stage import candidates
 from securevfl.linkage.stage.link_cache import LinkCache, coordinate, links_key
 from securevfl.linkage.stage.messages import (

@@ -21,8 +21,13 @@ from securevfl.linkage.protections.protection import (
     linked_primary,
     take_nothing,
 )
-from securevfl.linkage.secret import SECRET_FILE, LinkageSecret
-from securevfl.linkage.spec import LinkedPrimary, LinkedSecondary, LinkSpec
+from securevfl.linkage.spec import (
+    SECRET_FILE,
+    LinkageSecret,
+    LinkedPrimary,
+    LinkedSecondary,
+    LinkSpec,
+)
 from securevfl.linkage.stage.link_cache import LinkCache
 from securevfl.linkage.stage.linkage_parts import protection_of
 from securevfl.linkage.stage.messages import LinkedRows

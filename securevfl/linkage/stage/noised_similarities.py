@@ -8,7 +8,7 @@ from jaxtyping import Float32, Int64
 
 from securevfl.core.errors import ConfigError
 from securevfl.data.rows import split_rows
-from securevfl.dp import similarity_noise
+from securevfl.dp import sensitivity
 from securevfl.linkage.links import NO_RECORD, LinkTable, SimilarityScale, noised_similarities
 from securevfl.linkage.spec import LinkSpec, SimilaritySpec
 
@@ -34,14 +34,14 @@ class SimilarLinks:
         whole, noised = self.scale.whole_distances, self.noise_std > 0
         tau = epsilon = None
         if noised:
-            epsilon = similarity_noise.similarity_epsilon(
+            epsilon = sensitivity.similarity_epsilon(
                 noise_std=self.noise_std,
                 key_scale=self.scale.deviation,
                 key_mean=self.scale.mean,
                 rows=len(self.values),
             )
         if whole and noised:
-            tau = similarity_noise.recovery_bound(
+            tau = sensitivity.recovery_bound(
                 noise_std=self.noise_std, key_scale=self.scale.deviation
             )
         return {
@@ -118,10 +118,10 @@ def _noise_std(spec: LinkSpec, wanted: SimilaritySpec, scale: SimilarityScale) -
             f"linkage.similarity_tau: bounds whole-number distances alone, and those of "
             f"linkage.metric = {spec.keys.metric.name!r} are none; set similarity_noise instead"
         )
-    floor = similarity_noise.reachable_floor(key_scale=scale.deviation)
+    floor = sensitivity.reachable_floor(key_scale=scale.deviation)
     if wanted.tau <= floor:
         raise ConfigError(
             f"linkage.similarity_tau: {wanted.tau:g} cannot be reached: with "
             f"sigma_0 = {scale.deviation:.6g} even unlimited noise leaves {floor:.6g}; ask for more"
         )
-    return similarity_noise.similarity_noise_std(bound=wanted.tau, key_scale=scale.deviation)
+    return sensitivity.similarity_noise_std(bound=wanted.tau, key_scale=scale.deviation)

@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator
 
-from securevfl.config.channel import NOT_COVERED, Channel
 from securevfl.config.federation import FederationConfig
-from securevfl.config.stage_policy import StagePolicy
+from securevfl.config.stage_policy import NOT_COVERED, Channel, StagePolicy
 from securevfl.core.errors import ConfigError
 from securevfl.dp.labels import SMALLEST_EPSILON, LabelMechanism, LabelRelease
-from securevfl.stages.assist.settings import AssistConfig
+from securevfl.stages.assist.family import AssistConfig
 
 
 def settings_of(config: FederationConfig) -> AssistConfig:

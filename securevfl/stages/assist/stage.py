@@ -7,11 +7,9 @@ from securevfl.federation.rounds.exchanges import Exchange
 from securevfl.federation.rounds.primary import PrimaryData
 from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.stage import PrimaryContext, RunStage, SecondaryBuild, StageAtPrimary
-from securevfl.stages.assist.halves import AssistBottom, AssistTop
-from securevfl.stages.assist.labels import release_labels
-from securevfl.stages.assist.primary import AssistPrimary
-from securevfl.stages.assist.secondary import AssistSecondary
-from securevfl.stages.assist.validator import AssistValidator
+from securevfl.stages.assist.family import AssistBottom, AssistTop
+from securevfl.stages.assist.messages import AssistValidator
+from securevfl.stages.assist.parties import AssistPrimary, AssistSecondary, release_labels
 
 
 class _LabelRelease(StageAtPrimary):

@@ -15,8 +15,7 @@ from securevfl.data.tables import KeyTable
 from securevfl.linkage.metrics.metric import ComparedKeys, KeySpec, Metric
 from securevfl.linkage.metrics.texts import ExactKeys, exact_texts, numbered_keys
 from securevfl.linkage.protections.protection import Coordinated, DataParty, LinkageHelper, Take
-from securevfl.linkage.secret import LinkageSecret
-from securevfl.linkage.spec import LinkSpec
+from securevfl.linkage.spec import LinkageSecret, LinkSpec
 from securevfl.linkage.stage.candidates import find_candidates
 from securevfl.linkage.stage.link_cache import coordinate, links_key
 from securevfl.linkage.stage.messages import Linked, LinkingKind, Lists, MadeSimilarities

@@ -17,10 +17,9 @@ from jaxtyping import UInt8, UInt16, UInt64
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, DataError, of_an_extra
-from securevfl.linkage.links import Chosen, LinkTable
+from securevfl.linkage.links import Chosen, LinkTable, nearest_by_block, write_nearest
 from securevfl.linkage.metrics import metric
-from securevfl.linkage.nearest import nearest_by_block, write_nearest
-from securevfl.linkage.secret import LinkageSecret
+from securevfl.linkage.spec import LinkageSecret
 from securevfl.linkage.text import joined_texts, normalise_text
 from securevfl.stages.bloom.codes import Code, NumberCode, PointCode, TextCode, encode_keys
 

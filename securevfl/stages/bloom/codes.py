@@ -33,7 +33,7 @@ from jaxtyping import Bool, Float64, Int64, UInt8, UInt64
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.linkage.metrics import metric
-from securevfl.linkage.secret import LinkageSecret
+from securevfl.linkage.spec import LinkageSecret
 from securevfl.linkage.text import checked_texts
 
 _WORD_BYTES: Final = 8

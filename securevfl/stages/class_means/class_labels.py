@@ -13,11 +13,11 @@ from securevfl.data.tables import PartyTable
 from securevfl.dp.class_sums import SumFormat
 from securevfl.dp.gaussian import gaussian_noise_multiplier
 from securevfl.dp.labels import digest_of_labels, keep_probability, randomised_labels
-from securevfl.federation.party_inputs import own_inputs
+from securevfl.federation.base import own_inputs
+from securevfl.federation.checkpoint import StateFolder
 from securevfl.federation.released_labels import charge_labels, drawn_once
 from securevfl.federation.rounds.primary import PrimaryData
 from securevfl.federation.run_plan import RunPlan
-from securevfl.federation.state_folder import StateFolder
 from securevfl.ledger.ledger import Ledger
 from securevfl.stages.class_means.policy import encoder_of, labels_released
 

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from securevfl.config.sections import PartySettings
 from securevfl.core.errors import PrivacyError
-from securevfl.dp.class_sums import SumFormat
-from securevfl.dp.noised_counts import noised_ranks
+from securevfl.dp.class_sums import SumFormat, noised_ranks
 from securevfl.federation.encoder_fitting import FittedBottom, projection_of
 from securevfl.federation.rounds.cached_release import CachedRelease
 from securevfl.federation.run_plan import RunPlan

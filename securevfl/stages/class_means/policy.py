@@ -3,11 +3,10 @@
 from collections.abc import Iterator
 from typing import Final
 
-from securevfl.config.channel import NOT_COVERED, Channel
 from securevfl.config.disclosure import KEPT_STATISTICS, covered_by_noise
 from securevfl.config.encoder import EncoderSettings
 from securevfl.config.federation import FederationConfig
-from securevfl.config.stage_policy import StagePolicy
+from securevfl.config.stage_policy import NOT_COVERED, Channel, StagePolicy
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.dp.labels import SMALLEST_EPSILON, LabelRelease
 

@@ -7,17 +7,21 @@ from securevfl.config.federation import FederationConfig
 from securevfl.federation.session.handshake import Joined
 from securevfl.federation.stage import PrimaryContext, RunStage, SecondaryContext, StageAtSecondary
 from securevfl.stages.class_means.class_labels import class_labels_of
-from securevfl.stages.class_means.dealer import AT_DEALER, deal_class_sums, parties_of
 from securevfl.stages.class_means.fitting import ClassMeansFitting
-from securevfl.stages.class_means.policy import dealer_of, hides_labels
-from securevfl.stages.class_means.primary import (
+from securevfl.stages.class_means.parties import (
+    AT_DEALER,
     AT_PRIMARY,
+    AT_SECONDARY,
     ClassMeansPrimary,
+    ClassMeansSecondary,
     HiddenSums,
+    MaskedLines,
     SumsInOneProcess,
     SumsUnderMasks,
+    deal_class_sums,
+    parties_of,
 )
-from securevfl.stages.class_means.secondary import AT_SECONDARY, ClassMeansSecondary, MaskedLines
+from securevfl.stages.class_means.policy import dealer_of, hides_labels
 
 
 class ClassMeansStage(RunStage):

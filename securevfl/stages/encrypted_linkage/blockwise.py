@@ -19,8 +19,7 @@ from securevfl.linkage.links import Chosen, LinkTable
 from securevfl.linkage.metrics.metric import KeySpec, Metric, numbers_of
 from securevfl.linkage.metrics.points import EuclideanKeys
 from securevfl.linkage.protections.protection import Coordinated, DataParty, LinkageHelper, Take
-from securevfl.linkage.secret import LinkageSecret
-from securevfl.linkage.spec import LinkSpec
+from securevfl.linkage.spec import LinkageSecret, LinkSpec
 from securevfl.linkage.stage.link_cache import coordinate, links_key, table_tag
 from securevfl.linkage.stage.messages import Linked, LinkingKind, Lists, MadeSimilarities
 from securevfl.linkage.stage.noised_similarities import SimilarLinks
@@ -42,11 +41,12 @@ from securevfl.stages.encrypted_linkage.block_search import (
     BlockExchange,
     Search,
     SquaredShares,
+    cell_units,
+    cells_of,
     comparing_cost,
     most_pairs,
     search_in_clear,
 )
-from securevfl.stages.encrypted_linkage.grid_cells import cell_units, cells_of
 from securevfl.transport.message import Cover, Message, TypedMessage
 
 

@@ -4,7 +4,7 @@ The primary packs one coordinate of many rows into one plaintext, a lane of bits
 y, the secondary raises the ciphertexts of -2 x to its coordinates, multiplies them, and adds to
 every lane |y|^2 and a mask of its own. The primary decrypts masked lanes, adds |x|^2, and holds one
 share of |x - y|^2; the secondary's masks are the other. A third party without the key adds them
-(:func:`~securevfl.stages.encrypted_linkage.grid_cells.links_from_shares`).
+(:func:`~securevfl.stages.encrypted_linkage.block_search.links_from_shares`).
 
 Keys are quantised whole numbers: phe's encoding of other numbers leaves their exponents in clear.
 Every ciphertext that goes back is made fresh by an obfuscator that is used once: without it, the
@@ -14,9 +14,13 @@ key holder, who knows the randomness of its own ciphertexts, finds a coordinate 
 """
 
 import itertools
+import math
 import secrets
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module
 from typing import Any, Final
 
 import numpy as np
@@ -24,6 +28,7 @@ from jaxtyping import Int64, UInt64
 
 from securevfl.core import checks
 from securevfl.core.errors import DataError, of_an_extra
+from securevfl.core.progress import Pace
 from securevfl.linkage.cores import Apply, parts_of
 from securevfl.linkage.metrics.metric import LARGEST_UNIT
 from securevfl.stages.encrypted_linkage import blockwise
@@ -333,3 +338,137 @@ def _powmod() -> Any:
     from phe.util import powmod
 
     return powmod
+
+
+# Obfuscators that are made together: their generators then cost a fifteenth of them.
+_BATCH: Final = 2**15
+_DIGIT_BITS: Final = 8
+
+# 2^-64 of uniform takes twice 64 bits more than the group has.
+_SPARE_BITS: Final = 128
+
+# Obfuscators that are made between two reports, about 0.2 s, and generators that take as long.
+_CHUNK: Final = 64
+_GENERATOR_CHUNK: Final = 8
+
+
+def prepared_obfuscators(
+    modulus: int,
+    count: int,
+    *,
+    apply: Apply = map,
+    progress: Callable[[int], None] = lambda _made: None,
+) -> list[int]:
+    """Make obfuscators before they are needed; they depend on no data.
+
+    Args:
+        modulus: n, the public key.
+        count: How many, >= 1: one for each ciphertext that will be sent.
+        apply: Does the work, perhaps on several cores.
+        progress: Called a few times a second with how many are made: none of many, while their
+            generators are.
+
+    Returns:
+        Fresh random encryptions of zero; each may be used once.
+
+    Raises:
+        ConfigError: If phe is not installed or an argument is out of range.
+    """
+    checks.at_least(1, count=count)
+    # A product takes an eighth of the time of a generator, and no fewer generators will do.
+    pooled, fresh = count > generators(modulus), list[int]()
+    wanted = generators(modulus) if pooled else count
+    for chunk in apply(_direct, [(modulus, size) for size in _sizes(wanted, _GENERATOR_CHUNK)]):
+        fresh += chunk
+        progress(0 if pooled else len(fresh))
+    if not pooled:
+        return fresh
+    bases, made = tuple(fresh), list[int]()
+    for chunk in apply(_products, [(modulus, bases, size) for size in _sizes(count, _CHUNK)]):
+        made += chunk
+        progress(len(made))
+    return made
+
+
+def generators(modulus: int) -> int:
+    """Return how many generators a pool has, which makes its obfuscators uniform."""
+    return math.ceil((modulus.bit_length() + _SPARE_BITS) / _DIGIT_BITS)
+
+
+def _sizes(count: int, most: int) -> list[int]:
+    return [min(most, count - done) for done in range(0, count, most)]
+
+
+def _direct(task: tuple[int, int]) -> list[int]:
+    return list(obfuscators(*task))
+
+
+def _products(task: tuple[int, tuple[int, ...], int]) -> list[int]:
+    modulus, bases, size = task
+    tables = _tables(modulus, bases)
+    square, made = _number()(modulus) ** 2, []
+    for _ in range(size):
+        product = tables[0][0]
+        for digit, powers in zip(secrets.token_bytes(len(tables)), tables, strict=True):
+            product = product * powers[digit] % square
+        made.append(int(product))
+    return made
+
+
+@lru_cache(maxsize=1)
+def _tables(modulus: int, bases: tuple[int, ...]) -> list[list[Any]]:
+    """Return base^0 to base^255 of every base."""
+    number = _number()
+    square, tables = number(modulus) ** 2, []
+    for base in map(number, bases):
+        powers = [number(1)]
+        while len(powers) < 2**_DIGIT_BITS:
+            powers.append(powers[-1] * base % square)
+        tables.append(powers)
+    return tables
+
+
+def _number() -> Any:
+    """Return GMP's whole numbers where they are installed, which multiply faster."""
+    try:
+        return import_module("gmpy2").mpz
+    except ImportError:
+        return int
+
+
+class FreshObfuscators:
+    """Paillier's randomness of one key as it is used up, made a batch at a time.
+
+    Args:
+        modulus: n, the public key.
+        apply: Does the work, perhaps on several cores.
+        pace: Reports while a batch is made.
+    """
+
+    def __init__(self, modulus: int, apply: Apply, pace: Pace) -> None:
+        self.modulus = modulus
+        """n, the public key."""
+        self._apply = apply
+        self._pace = pace
+        self._stock: deque[int] = deque()
+        self._made = 0
+
+    def take(self, count: int, *, due: int) -> Iterator[int]:
+        """Yield fresh obfuscators; none is used twice.
+
+        Args:
+            count: How many.
+            due: How many will be wanted from now on, as far as is known.
+        """
+        if len(self._stock) < count:
+            # A large batch costs less each: its generators cost as much as 2,000 of them.
+            missing = max(count, due) - len(self._stock)
+            size = max(count - len(self._stock), min(missing, _BATCH))
+            before, self._made = self._made, self._made + size
+            self._stock += prepared_obfuscators(
+                self.modulus,
+                size,
+                apply=self._apply,
+                progress=lambda made: self._pace(before + made, before + missing),
+            )
+        return (self._stock.popleft() for _ in range(count))

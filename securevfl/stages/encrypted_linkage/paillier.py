@@ -19,12 +19,12 @@ from securevfl.stages.encrypted_linkage import blockwise
 from securevfl.stages.encrypted_linkage.block_messages import BlockKind, Shapes, ShareWords
 from securevfl.stages.encrypted_linkage.homomorphic import (
     FEWEST_KEY_BITS,
+    FreshObfuscators,
     Keyholder,
     Lanes,
     PackedRows,
     masked_distances,
 )
-from securevfl.stages.encrypted_linkage.obfuscators import FreshObfuscators
 from securevfl.transport.message import Message, TypedMessage
 
 # Tasks of about 0.2 s that take less time than it takes to start a process on every core.

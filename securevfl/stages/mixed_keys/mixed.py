@@ -4,7 +4,7 @@ For a pair of rows, ``distance = sum_f w_f (1 - s_f) / sum_f w_f`` over all fiel
 [0, 1]. A field that is missing at either party has a fixed similarity, so that a record does not
 come nearer by leaving fields out. Memory: a block has at most :data:`_CHUNK_CELLS` float64
 distances, and three times as much for one field's similarities, besides the memory of selection
-(:func:`~securevfl.linkage.nearest.nearest_in_block`).
+(:func:`~securevfl.linkage.links.nearest_in_block`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,10 +17,9 @@ from jaxtyping import Float64, Int64, Shaped
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.linkage.blocking_rules import BlockingRules, RuleCandidates
 from securevfl.linkage.candidate_pairs import PairwiseKeys
-from securevfl.linkage.links import Chosen, LinkTable
+from securevfl.linkage.links import Chosen, LinkTable, nearest_by_block
 from securevfl.linkage.metrics.metric import Columns, Field, Keys, KeySpec, Metric
 from securevfl.linkage.metrics.texts import edit_distances, pair_edits
-from securevfl.linkage.nearest import nearest_by_block
 from securevfl.linkage.text import present_texts
 
 _CHUNK_CELLS: Final = 2**21

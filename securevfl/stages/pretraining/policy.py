@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator
 
-from securevfl.config.channel import ISO, NOT_COVERED, Channel
 from securevfl.config.federation import FederationConfig
-from securevfl.config.stage_policy import StagePolicy
+from securevfl.config.stage_policy import ISO, NOT_COVERED, Channel, StagePolicy
 from securevfl.core.errors import ConfigError
 
 

@@ -14,13 +14,11 @@ from securevfl.dp.clipping import clip_rows
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.dp.ring_noise import ExactDiscreteGaussian
-from securevfl.federation.rounds.cut import CutLayer
-from securevfl.federation.rounds.iso_noise import with_iso_noise
+from securevfl.federation.rounds.cut import CutLayer, with_iso_noise
 from securevfl.ledger.ledger import Ledger
 from securevfl.models.fedhssl.learner import unit
 from securevfl.models.pretraining import PretrainingSettings
-from securevfl.mpc.codec import quantise, to_float
-from securevfl.mpc.ring_format import RingFormat
+from securevfl.mpc.codec import RingFormat, quantise, to_float
 
 # What torch's batch norms call their running statistics.
 _STATISTICS: Final = ("running_mean", "running_var")

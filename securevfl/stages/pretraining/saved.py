@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from securevfl.config.federation import FederationConfig
 from securevfl.core.errors import ConfigError
 from securevfl.core.files import read_json, write_json
-from securevfl.federation.state_folder import DamagedError, read_state, write_state
+from securevfl.federation.checkpoint import DamagedError, read_state, write_state
 from securevfl.stages.pretraining.learning import LearnerWithRecords
 from securevfl.stages.pretraining.policy import nothing_to_pretrain
 from securevfl.stages.pretraining.primary import PretrainingRun

@@ -29,11 +29,11 @@ from securevfl.stages.pretraining.messages import (
     IterationBegin,
     IterationEnd,
     LearnLocally,
+    PretrainingValidator,
     Projections,
     TopsRequest,
 )
 from securevfl.stages.pretraining.projections import projection_cut, projection_words
-from securevfl.stages.pretraining.validator import PretrainingValidator
 
 BuildLearner = Callable[[npt.NDArray[np.int64]], LearnerWithRecords]
 """Makes the learner once it is known which of the party's records it may learn from."""

@@ -21,6 +21,7 @@ from securevfl.federation.stage import (
     StageAtSecondary,
 )
 from securevfl.stages.pretraining.learning import LearnerWithRecords
+from securevfl.stages.pretraining.messages import PretrainingValidator
 from securevfl.stages.pretraining.policy import wants_pretraining
 from securevfl.stages.pretraining.primary import PretrainingRun
 from securevfl.stages.pretraining.projections import projection_mechanism
@@ -33,7 +34,6 @@ from securevfl.stages.pretraining.saved import (
     write_figures,
 )
 from securevfl.stages.pretraining.secondary import PretrainingSecondary
-from securevfl.stages.pretraining.validator import PretrainingValidator
 
 
 class PretrainingStage(RunStage):

@@ -18,8 +18,8 @@ from securevfl.core import files
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.core.progress import Observer, unheard
 from securevfl.runtime.launching import processes_with_program
+from securevfl.runtime.run_folder import TemporaryFolder
 from securevfl.runtime.run_options import FederationSource, Program, RunOptions, resolve_federation
-from securevfl.runtime.temporary_folder import TemporaryFolder
 from securevfl.stages.programs.session import RESULT_FILE
 
 if TYPE_CHECKING:

@@ -25,15 +25,7 @@ from securevfl.core.progress import Observer, ProgressEvent, RoundDone, unheard
 from securevfl.data.tables import PartyTable
 from securevfl.launch import child, process, spawn
 from securevfl.launch.torchrun import detect_torchrun
-from securevfl.runtime import (
-    entry,
-    launching,
-    metrics_file,
-    run_folder,
-    run_options,
-    run_settings,
-    temporary_folder,
-)
+from securevfl.runtime import entry, launching, metrics_file, run_folder, run_options, run_settings
 from securevfl.runtime.simulation import RunResult
 from securevfl.transport import identity as identities
 
@@ -92,10 +84,10 @@ class ThisParty:
         own = identities.Identity.create(
             self._name(table, settings), valid_days=identities.SHORT_LIVED_DAYS
         )
-        place: Path | temporary_folder.TemporaryFolder = (
-            temporary_folder.TemporaryFolder() if out is None else Path(out)
+        place: Path | run_folder.TemporaryFolder = (
+            run_folder.TemporaryFolder() if out is None else Path(out)
         )
-        folder = place.path if isinstance(place, temporary_folder.TemporaryFolder) else place
+        folder = place.path if isinstance(place, run_folder.TemporaryFolder) else place
         losses: list[float] = []
 
         def hear(event: ProgressEvent) -> None:

@@ -3,27 +3,27 @@
 import os
 import runpy
 from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from securevfl.config.federation import FederationConfig
 from securevfl.core import files
 from securevfl.core.conventions import PRIMARY_RANK
-from securevfl.core.errors import ConfigError, SecureVflError
+from securevfl.core.errors import ConfigError, DataError, SecureVflError
 from securevfl.core.progress import Stage
-from securevfl.federation.run_facts import RunFacts, new_run, prediction_facts
+from securevfl.federation.run_plan import RunFacts, new_run, prediction_facts
 from securevfl.federation.session import handshake
 from securevfl.ledger.book import ProgramUse
 from securevfl.ledger.chain import now
 from securevfl.mpc import on_shares
-from securevfl.runtime.joining import join
-from securevfl.runtime.party import PartySession
+from securevfl.runtime.party import PartySession, join
 from securevfl.runtime.primary_party import PrimarySession, primary_session
 from securevfl.runtime.run_options import Program
-from securevfl.stages.programs.dealer import DealingParty
-from securevfl.stages.programs.lines import ComputingLines, LineToDealer, key_from
+from securevfl.stages.programs.lines import ComputingLines, DealingParty, LineToDealer, key_from
 from securevfl.stages.programs.messages import (
     AT_DEALER,
     AT_PRIMARY,
@@ -33,9 +33,52 @@ from securevfl.stages.programs.messages import (
     ComputingKey,
     ComputingKind,
 )
-from securevfl.stages.programs.party import ProgramParty
 from securevfl.transport.channels import CallerChannels, Channels
 from securevfl.transport.message import StarKind
+
+if TYPE_CHECKING:
+    # It loads with a table, which the dealer has not.
+    import pandas as pd
+
+
+@dataclass(frozen=True, eq=False)
+class ProgramParty:
+    """One party, as its program sees it."""
+
+    name: str
+    """The party's name."""
+    _: KW_ONLY
+    names: tuple[str, ...]
+    """All that compute, the primary first; CrypTen's ranks are their places."""
+    table: "pd.DataFrame"
+    """This party's own table, whole."""
+
+    @property
+    def rank(self) -> int:
+        """CrypTen's rank of this party."""
+        return self.names.index(self.name)
+
+    def column(self, name: str, *, of: str | None = None) -> Tensor:
+        """Return a column of numbers, as ``crypten.cryptensor`` takes it.
+
+        Args:
+            name: Of the column.
+            of: Whose column it is; at others zeros stand in for it, of as many rows as this party
+                has. None: this party's own.
+
+        Raises:
+            DataError: If there is no such column, or it is not of numbers.
+        """
+        if of not in (None, self.name):
+            return torch.zeros(len(self.table))
+        try:
+            values = self.table[name].to_numpy(dtype=np.float32)
+        except KeyError:
+            raise DataError(f"table of {self.name!r}: has no column {name!r}") from None
+        except (TypeError, ValueError):
+            raise DataError(f"table of {self.name!r}: {name!r} is not of numbers") from None
+        return torch.from_numpy(values)
+
 
 if TYPE_CHECKING:
     # It loads with a table, which the dealer has not.

@@ -57,8 +57,7 @@ from securevfl.linkage.metrics.metric import ComparedKeys, Metric
 from securevfl.linkage.metrics.texts import exact_texts, numbered_keys
 from securevfl.linkage.protections import protection
 from securevfl.linkage.protections.plaintext import KeysAsTheyAre
-from securevfl.linkage.secret import LinkageSecret
-from securevfl.linkage.spec import LinkedPrimary, LinkedSecondary, LinkSpec
+from securevfl.linkage.spec import LinkageSecret, LinkedPrimary, LinkedSecondary, LinkSpec
 from securevfl.linkage.stage.candidates import source_of_metric, tells_apart
 from securevfl.linkage.stage.link_cache import LinkCache
 from securevfl.linkage.stage.messages import Linked

@@ -19,7 +19,7 @@ from helpers.fuzzing.target import Broken, Target
 
 from securevfl import SecureVflError, read_federation
 from securevfl.config.reading import parse_federation
-from securevfl.data.sources.source_files import read_source
+from securevfl.data.sources.settings import read_source
 from securevfl.data.tables import KeyTable
 from securevfl.dp import Privacy
 from securevfl.dp.release_plan import ReleasePlan

@@ -21,12 +21,11 @@ from helpers.kept import FEATURES, KEYS, kept, write_kept_run
 from securevfl.config.federation import FederationConfig
 from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.federation.build import build_top
-from securevfl.federation.checkpoint import Checkpoints
+from securevfl.federation.checkpoint import PRESENCE, Checkpoints, StateFolder
 from securevfl.federation.rounds.cached_release import CachedRelease
 from securevfl.federation.rounds.kept_rounds import CachedRows
 from securevfl.federation.saved_model import SavedModel, load_model
-from securevfl.federation.session.attendance import Presence, absences_in_words
-from securevfl.federation.state_folder import PRESENCE, StateFolder
+from securevfl.federation.session.membership import Presence, absences_in_words
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.links import LinkTable, SimilarityScale
 from securevfl.linkage.sampling import FixedLinks

@@ -25,7 +25,7 @@ from securevfl.federation.messages import (
     TrainingRows,
     Welcome,
 )
-from securevfl.federation.run_facts import RunFacts
+from securevfl.federation.run_plan import RunFacts
 from securevfl.ledger.countersigning import CountersignRequest, Heads, Memories, Memory, SignedHead
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.metrics.metric import Field, KeySpec

@@ -25,7 +25,7 @@ from securevfl.core.errors import SecureVflError
 from securevfl.data.scaling import ColumnSettings
 from securevfl.data.schema import KeyColumn, TableSchema
 from securevfl.data.sources.read import read_frame
-from securevfl.federation.prediction_budget import PredictionBudget
+from securevfl.federation.run_plan import PredictionBudget
 from securevfl.runtime.predictions import Predictions
 from securevfl.serving.api import Served, make_app
 from securevfl.serving.asking import Asker

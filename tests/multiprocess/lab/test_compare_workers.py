@@ -17,10 +17,9 @@ from helpers.patience import PATIENCE_S
 
 from securevfl import read_federation
 from securevfl.lab.comparison import Comparison, compare_methods
-from securevfl.lab.engine import RunObservers, StudyContext, WorkerProcesses
+from securevfl.lab.engine import RunObservers, StudyContext, StudyOptions, WorkerProcesses
 from securevfl.lab.one_run import LeftOut, Recipe, Run, RunFailure, Task
-from securevfl.lab.study import StudyOptions
-from securevfl.lab.study_tables import TableStore
+from securevfl.lab.study_outputs import TableStore
 from securevfl.testing import write_federation
 
 # Each spawns interpreters that load torch: seconds on an idle machine, minutes on a crowded one.

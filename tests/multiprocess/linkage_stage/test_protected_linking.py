@@ -11,7 +11,7 @@ import pytest
 from securevfl.config.federation import link_spec
 from securevfl.config.reading import read_federation
 from securevfl.core.progress import RoundDone
-from securevfl.federation.state_folder import read_state
+from securevfl.federation.checkpoint import read_state
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.runtime.launching import train_in_processes

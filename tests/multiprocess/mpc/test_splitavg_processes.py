@@ -11,7 +11,7 @@ from scipy import stats
 
 from securevfl.dp.ring_noise import ExactDiscreteGaussian
 from securevfl.launch.spawn import reserved_port
-from securevfl.mpc.ring_format import RingFormat
+from securevfl.mpc.codec import RingFormat
 from securevfl.transport.identity import provision
 
 PARTIES = 3

@@ -13,8 +13,8 @@ from helpers.federations import FROZEN
 from helpers.undisturbed import undisturbed
 from helpers.warm import Program
 
+from securevfl.federation.checkpoint import read_state
 from securevfl.federation.run_plan import ROUNDS_AHEAD
-from securevfl.federation.state_folder import read_state
 from securevfl.testing import save_federation, write_federation
 from securevfl.transport.identity import provision
 

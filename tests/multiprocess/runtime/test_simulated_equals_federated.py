@@ -13,9 +13,8 @@ from helpers.fitted_once import FOLDER_VARIABLE
 from research.scale.wire import Bytes, WiredRun
 from securevfl import read_federation
 from securevfl.core.progress import RoundDone
-from securevfl.federation.run_facts import run_facts
-from securevfl.federation.run_plan import plan_run
-from securevfl.federation.state_folder import read_state
+from securevfl.federation.checkpoint import read_state
+from securevfl.federation.run_plan import plan_run, run_facts
 from securevfl.runtime.launching import train_in_processes
 from securevfl.runtime.run_options import RunOptions
 from securevfl.testing import read_tables, run_in_process, save_federation, write_federation

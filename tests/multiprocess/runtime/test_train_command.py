@@ -22,8 +22,7 @@ from securevfl import SecureVflError, read_federation
 from securevfl.core.errors import ConfigError, PartyFailedError, PrivacyError
 from securevfl.core.progress import ProgressEvent, RoundDone, SpendingPlanned, Warned
 from securevfl.dp.accountant import epsilon_of
-from securevfl.federation.run_facts import RunFacts, run_facts
-from securevfl.federation.run_plan import plan_run
+from securevfl.federation.run_plan import RunFacts, plan_run, run_facts
 from securevfl.launch.process import PartyCommand
 from securevfl.launch.spawn import run_party_processes
 from securevfl.ledger.book import Limit

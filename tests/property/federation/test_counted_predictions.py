@@ -31,7 +31,7 @@ from securevfl import SecureVflError
 from securevfl.core.errors import StorageError
 from securevfl.data.tables import KeyTable
 from securevfl.dp.gaussian import gaussian_noise_multiplier
-from securevfl.federation.rounds.counted_release import CountedRelease
+from securevfl.federation.rounds.cached_release import CountedRelease
 from securevfl.ledger.ledger import Ledger
 from securevfl.ledger.record_counts import RecordCounts
 

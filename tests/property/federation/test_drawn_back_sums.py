@@ -7,11 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from securevfl.federation.rounds.aggregation import MeanOfPooledRecords
-from securevfl.federation.rounds.cut import CutLayer
+from securevfl.federation.rounds.cut import CutLayer, MeanOfPooledRecords
 from securevfl.linkage.metrics.points import EuclideanKeys
 from securevfl.linkage.sampling import PickedLinks, eligible_pairs
-from securevfl.mpc.ring_format import RingFormat
+from securevfl.mpc.codec import RingFormat
 
 CLIP = 1.0
 WIDTH = 5

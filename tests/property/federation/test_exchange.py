@@ -31,7 +31,7 @@ from torch import Tensor
 from securevfl import read_federation
 from securevfl.config.federation import FederationConfig
 from securevfl.data.tables import KeyTable, PartyTable
-from securevfl.dp.moments import Moments
+from securevfl.dp.class_sums import Moments
 from securevfl.linkage.spec import LinkRoles
 from securevfl.linkage.stage.messages import LinkingKind
 from securevfl.models.registry import FAMILIES

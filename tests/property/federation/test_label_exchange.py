@@ -25,7 +25,7 @@ from securevfl.config.federation import FederationConfig
 from securevfl.core.errors import ConfigError
 from securevfl.data.tables import PartyTable
 from securevfl.federation.rounds.secondary import Secondary
-from securevfl.federation.run_facts import run_facts
+from securevfl.federation.run_plan import run_facts
 from securevfl.federation.saved_model import load_model
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.runtime import prediction_request

@@ -11,7 +11,7 @@ from securevfl.core.errors import ProtocolError
 from securevfl.dp.ring_noise import ExactDiscreteGaussian
 from securevfl.federation.rounds import cut as cut_module
 from securevfl.federation.rounds.cut import CutLayer
-from securevfl.mpc.ring_format import RingFormat
+from securevfl.mpc.codec import RingFormat
 
 CLIP = 1.5
 NAMES = ("shop", "clinic", "bank", "school", "lab")

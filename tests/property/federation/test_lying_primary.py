@@ -38,7 +38,7 @@ from securevfl.dp.events import Release
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.federation.messages import EpochMark, Gradient, Mean, RoundPlan
 from securevfl.federation.rounds.cached_release import CachedRelease
-from securevfl.federation.run_facts import new_run
+from securevfl.federation.run_plan import new_run
 from securevfl.federation.session.request_validator import RequestValidator
 from securevfl.ledger import ledger as ledger_module
 

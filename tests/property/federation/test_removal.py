@@ -18,7 +18,7 @@ from helpers.secondaries import AnyRound
 
 from securevfl.dp.events import Unit
 from securevfl.dp.sensitivity import gradient_sensitivity
-from securevfl.mpc.ring_format import COARSEST_STEP
+from securevfl.mpc.codec import COARSEST_STEP
 from securevfl.testing import save_federation, write_federation
 
 ROWS = 60

@@ -16,8 +16,8 @@ from torch import nn
 from securevfl.dp.clipping import clip_rows
 from securevfl.dp.events import Unit
 from securevfl.dp.sensitivity import gradient_sensitivity, sum_sensitivity
-from securevfl.federation.rounds.dropout import DropoutStream
 from securevfl.federation.rounds.updates import (
+    DropoutStream,
     GradientNoise,
     LinkedRecords,
     PrivateBackwardStep,
@@ -26,8 +26,7 @@ from securevfl.federation.rounds.updates import (
 from securevfl.linkage.sampling import RoundLinker
 from securevfl.models.fet.fet_bottom import FeTBottom
 from securevfl.models.fet.settings import FeTConfig
-from securevfl.mpc.codec import quantise
-from securevfl.mpc.ring_format import RingFormat
+from securevfl.mpc.codec import RingFormat, quantise
 
 ROWS, RECORDS, CLIP, GRADIENT_CLIP = 9, 6, 0.5, 0.25
 RING = RingFormat.choose(clip_norm=CLIP, noise_share_std=0.0, parties=2)

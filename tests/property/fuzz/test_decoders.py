@@ -24,10 +24,10 @@ from helpers.fuzzing.targets import TARGETS
 
 from securevfl import read_federation
 from securevfl.core.errors import ConfigError, DataError, PrivacyError, ProtocolError
-from securevfl.data.sources.source_files import read_source
+from securevfl.data.sources.settings import read_source
+from securevfl.federation.checkpoint import DamagedError, read_state
 from securevfl.federation.messages import Hello
 from securevfl.federation.session.handshake import read_hello
-from securevfl.federation.state_folder import DamagedError, read_state
 from securevfl.linkage.stage.link_cache import LinkCache
 from securevfl.testing import write_federation
 from securevfl.transport.message import Message, StarKind

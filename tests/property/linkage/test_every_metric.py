@@ -8,7 +8,7 @@ from securevfl.linkage.metrics.metric import ComparedKeys, Field
 from securevfl.linkage.metrics.points import EarthKeys, EuclideanKeys
 from securevfl.linkage.metrics.texts import TextKeys, numbered_keys
 from securevfl.linkage.sampling import PoissonSampler, RoundLinker, eligible_pairs
-from securevfl.linkage.secret import LinkageSecret
+from securevfl.linkage.spec import LinkageSecret
 from securevfl.stages.bloom.code_keys import CodeKeys
 from securevfl.stages.bloom.codes import TextCode, encode_keys
 from securevfl.stages.mixed_keys.mixed import MixedKeys

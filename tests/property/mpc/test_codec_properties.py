@@ -7,9 +7,8 @@ from helpers.ring_keys import random_pair_keys
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from securevfl.mpc.codec import decode_sum, encode, quantise, require_row_norms
+from securevfl.mpc.codec import RingFormat, decode_sum, encode, quantise, require_row_norms
 from securevfl.mpc.masks import PairwiseMasks
-from securevfl.mpc.ring_format import RingFormat
 
 formats = st.builds(
     lambda lanes, parties, part, bits: RingFormat(

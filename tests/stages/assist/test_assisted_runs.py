@@ -13,7 +13,7 @@ from securevfl.config.disclosure import channels
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.core.progress import ProgressEvent, RoundDone
-from securevfl.federation.rounds.in_process import SimulatedExchange
+from securevfl.federation.rounds.exchanges import SimulatedExchange
 from securevfl.runtime.entry import simulate
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables

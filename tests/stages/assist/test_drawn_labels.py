@@ -23,10 +23,9 @@ from securevfl.models.alone import choice
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
-from securevfl.stages.assist import labels as assist_labels
-from securevfl.stages.assist import primary as assist_primary
+from securevfl.stages.assist import parties
+from securevfl.stages.assist.family import best_step
 from securevfl.stages.assist.messages import AssistKind
-from securevfl.stages.assist.steps import best_step
 
 Tables = dict[str, PartyTable]
 
@@ -118,8 +117,8 @@ def test_what_is_sent_is_made_of_drawn_labels_alone(
     monkeypatch.setattr(choice, "choose_scale", lambda *_, **__: next(scales))
     for module in (assist_labels, assist_primary):
         monkeypatch.setattr(module, "best_step", never_zero)
-    monkeypatch.setattr(assist_labels, "randomised_labels", the_same_again)
-    monkeypatch.setattr(assist_labels, "noised_labels", the_same_again)
+    monkeypatch.setattr(parties, "randomised_labels", the_same_again)
+    monkeypatch.setattr(parties, "noised_labels", the_same_again)
     first = run(config, tables, tmp_path / "first")
     seen = list(sent)
     sent.clear()
@@ -144,7 +143,7 @@ def test_drawn_once_and_charged_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
         draws.append(mechanisms.randomised_labels(bins, classes, epsilon))
         return draws[-1]
 
-    monkeypatch.setattr(assist_labels, "randomised_labels", watched)
+    monkeypatch.setattr(parties, "randomised_labels", watched)
 
     class PowerCutError(Exception):
         """The simulated crash."""

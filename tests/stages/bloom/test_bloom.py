@@ -5,7 +5,7 @@ import pytest
 from helpers.nearest import nearest_codes
 
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.linkage.secret import LinkageSecret
+from securevfl.linkage.spec import LinkageSecret
 from securevfl.stages.bloom.codes import NumberCode, TextCode, encode_keys
 
 SECRET = LinkageSecret(b"s" * 32)

@@ -16,7 +16,7 @@ from securevfl.config.reading import read_federation
 from securevfl.config.rules import require_helpers
 from securevfl.core.errors import ConfigError
 from securevfl.data.tables import KeyTable
-from securevfl.linkage.secret import LinkageSecret
+from securevfl.linkage.spec import LinkageSecret
 from securevfl.linkage.stage.linkage_parts import reveals_of
 from securevfl.linkage.stage.linking import Linker
 from securevfl.stages.bloom.by_codes import CodeKind, Hashes

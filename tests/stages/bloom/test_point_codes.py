@@ -5,7 +5,7 @@ import pytest
 from helpers.nearest import nearest_codes, nearest_records
 
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.linkage.secret import LinkageSecret
+from securevfl.linkage.spec import LinkageSecret
 from securevfl.stages.bloom.codes import NumberCode, PointCode, encode_keys, secret_directions
 
 SECRET = LinkageSecret(b"s" * 32)

@@ -19,12 +19,17 @@ from securevfl.core.errors import ProtocolError
 from securevfl.federation.over_star import PeersOverStar
 from securevfl.federation.session.handshake import Joined
 from securevfl.federation.session.peers import HandlerTable
-from securevfl.lab.audit.threads import ThreadReply
+from securevfl.lab.audit.audit_party import ThreadReply
 from securevfl.stages.class_means.class_labels import ClassLabels
-from securevfl.stages.class_means.dealer import AT_DEALER, deal_class_sums, parties_of
 from securevfl.stages.class_means.messages import ClassMeansState
-from securevfl.stages.class_means.primary import AT_PRIMARY, ClassMeansPrimary
-from securevfl.stages.class_means.secondary import AT_SECONDARY
+from securevfl.stages.class_means.parties import (
+    AT_DEALER,
+    AT_PRIMARY,
+    AT_SECONDARY,
+    ClassMeansPrimary,
+    deal_class_sums,
+    parties_of,
+)
 from securevfl.transport.channels import PrimaryChannels, SealedChannel
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport
 

@@ -19,7 +19,7 @@ from helpers.lines import Wires
 from securevfl.core.errors import BudgetExceededError, ConfigError, PrivacyError, ProtocolError
 from securevfl.dp.labels import keep_probability
 from securevfl.federation.session.peers import HandlerTable, PeersHere
-from securevfl.lab.audit.threads import ThreadReply
+from securevfl.lab.audit.audit_party import ThreadReply
 from securevfl.mpc.dealt_sums import DealtFor, SumDealing, deal
 from securevfl.stages.class_means.fitting import ClassMeansFitting
 from securevfl.stages.class_means.messages import (
@@ -35,7 +35,7 @@ from securevfl.stages.class_means.messages import (
     ClassMeansState,
     ClassMeansTurn,
 )
-from securevfl.stages.class_means.secondary import ClassMeansSecondary
+from securevfl.stages.class_means.parties import ClassMeansSecondary
 from securevfl.transport.channels import Channels
 from securevfl.transport.message import Done, StarKind
 

@@ -19,8 +19,7 @@ import sqlalchemy
 
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.data.sources.read import read_frame
-from securevfl.data.sources.settings import AS_IT_IS, OwnReading, Reading, Wanted
-from securevfl.data.sources.source_files import file_behind
+from securevfl.data.sources.settings import AS_IT_IS, OwnReading, Reading, Wanted, file_behind
 from securevfl.ledger.ledger_file import ledger_of_table
 from securevfl.stages.databases import databases
 

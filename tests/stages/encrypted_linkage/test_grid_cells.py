@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.metrics.metric import LARGEST_UNIT
-from securevfl.stages.encrypted_linkage.grid_cells import (
+from securevfl.stages.encrypted_linkage.block_search import (
     CellBlock,
     PassLinker,
     cells_of,

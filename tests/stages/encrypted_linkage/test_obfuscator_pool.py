@@ -11,8 +11,12 @@ pytest.importorskip("phe", reason="phe is an optional dependency")
 from securevfl.core.errors import ConfigError
 from securevfl.linkage.cores import on_cores
 from securevfl.linkage.metrics.metric import LARGEST_UNIT
-from securevfl.stages.encrypted_linkage.homomorphic import Keyholder, masked_distances
-from securevfl.stages.encrypted_linkage.obfuscators import generators, prepared_obfuscators
+from securevfl.stages.encrypted_linkage.homomorphic import (
+    Keyholder,
+    generators,
+    masked_distances,
+    prepared_obfuscators,
+)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from phe import paillier
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.linkage.cores import on_cores
 from securevfl.linkage.metrics.metric import LARGEST_UNIT
-from securevfl.stages.encrypted_linkage.grid_cells import links_from_shares
+from securevfl.stages.encrypted_linkage.block_search import links_from_shares
 from securevfl.stages.encrypted_linkage.homomorphic import (
     Keyholder,
     Lanes,

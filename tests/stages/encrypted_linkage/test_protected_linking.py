@@ -18,20 +18,13 @@ from securevfl.core.progress import CiphertextsMade, LinksMade, ProgressEvent
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.protections.protection import LinkageHelper
-from securevfl.linkage.secret import LinkageSecret
-from securevfl.linkage.spec import LinkSpec, SimilaritySpec
+from securevfl.linkage.spec import LinkageSecret, LinkSpec, SimilaritySpec
 from securevfl.linkage.stage.link_cache import LinkCache
 from securevfl.linkage.stage.linkage_parts import protection_of, reveals_of
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.messages import LinkingKind
 from securevfl.stages.bloom.by_codes import CodeKind
-from securevfl.stages.encrypted_linkage import (
-    block_search,
-    blockwise,
-    homomorphic,
-    obfuscators,
-    paillier,
-)
+from securevfl.stages.encrypted_linkage import block_search, blockwise, homomorphic, paillier
 from securevfl.stages.encrypted_linkage.block_messages import (
     BlockKind,
     DistanceShare,
@@ -308,7 +301,7 @@ def test_a_block_of_rows_that_there_are_not_is_refused(number: int) -> None:
 def test_paillier_takes_all_cores_and_tells_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each secondary of its ciphertexts and the primary of its rows, both to the very end."""
     monkeypatch.setattr(block_search, "_BLOCK_ANSWERS", 1)
-    monkeypatch.setattr(obfuscators, "_BATCH", 8)
+    monkeypatch.setattr(homomorphic, "_BATCH", 8)
     monkeypatch.setattr(homomorphic, "_CIPHERTEXTS_A_TASK", 2)
     asked: list[tuple[int, int]] = []
 

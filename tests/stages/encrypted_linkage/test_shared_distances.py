@@ -9,7 +9,7 @@ from scipy.stats import chi2
 
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.linkage.metrics.metric import LARGEST_UNIT, KeyRange
-from securevfl.stages.encrypted_linkage.grid_cells import links_from_shares
+from securevfl.stages.encrypted_linkage.block_search import links_from_shares
 from securevfl.stages.encrypted_linkage.shares import (
     Dealing,
     deal,

@@ -24,8 +24,7 @@ from securevfl.desk.setup.check import check_federation
 from securevfl.federation.over_star import serve
 from securevfl.federation.rounds.network_primary import NetworkPrimary
 from securevfl.federation.rounds.secondary import SecondaryData
-from securevfl.federation.run_facts import run_facts
-from securevfl.federation.run_plan import plan_run
+from securevfl.federation.run_plan import plan_run, run_facts
 from securevfl.federation.session.request_validator import RequestValidator, SessionLimits
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
@@ -33,10 +32,9 @@ from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
 from securevfl.stages.pretraining.learning import LearnerWithRecords
-from securevfl.stages.pretraining.messages import CrossBatch, IterationBegin
+from securevfl.stages.pretraining.messages import CrossBatch, IterationBegin, PretrainingValidator
 from securevfl.stages.pretraining.rows import pretraining_rows
 from securevfl.stages.pretraining.secondary import PretrainingSecondary
-from securevfl.stages.pretraining.validator import PretrainingValidator
 from securevfl.testing import write_federation
 from securevfl.transport.message import Message
 from securevfl.transport.star import SecondaryTransport

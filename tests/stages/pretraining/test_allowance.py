@@ -7,16 +7,15 @@ import pytest
 
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ProtocolError
-from securevfl.federation.run_facts import RunFacts
-from securevfl.federation.run_plan import plan_run
+from securevfl.federation.run_plan import RunFacts, plan_run
 from securevfl.federation.session.request_validator import RequestValidator, SessionLimits
 from securevfl.stages.pretraining.messages import (
     CrossBatch,
     IterationBegin,
     IterationEnd,
     LearnLocally,
+    PretrainingValidator,
 )
-from securevfl.stages.pretraining.validator import PretrainingValidator
 from securevfl.testing import write_federation
 
 HELD_OUT = np.array([8, 9, 10, 11], dtype=np.int64)

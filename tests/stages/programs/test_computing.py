@@ -14,8 +14,7 @@ from securevfl.core.errors import AuthenticationError, ProtocolError
 from securevfl.mpc import on_shares
 from securevfl.mpc.crypten_bridge import crypten
 from securevfl.stages.programs import messages
-from securevfl.stages.programs.dealer import DealingParty
-from securevfl.stages.programs.lines import ComputingLines, LineToDealer
+from securevfl.stages.programs.lines import ComputingLines, DealingParty, LineToDealer
 from securevfl.transport.channels import (
     CallerChannels,
     PrimaryChannels,

@@ -12,9 +12,8 @@ from helpers.slow_discrete_gaussian import SlowDiscreteGaussian
 from scipy import stats
 
 from securevfl.dp import ring_noise
-from securevfl.dp.noise_tables import NoiseTables
-from securevfl.dp.noised_counts import noised_rows
-from securevfl.dp.ring_noise import ExactDiscreteGaussian
+from securevfl.dp.class_sums import noised_rows
+from securevfl.dp.ring_noise import ExactDiscreteGaussian, NoiseTables
 
 FALSE_ALARM = 1e-9
 

@@ -12,8 +12,8 @@ from scipy.stats import chi2, norm
 from torch import Tensor, nn
 
 from securevfl.dp.ring_noise import ExactDiscreteGaussian
-from securevfl.federation.rounds.dropout import DropoutStream
 from securevfl.federation.rounds.updates import (
+    DropoutStream,
     GradientNoise,
     LinkedRecords,
     PrivateBackwardStep,

@@ -10,14 +10,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from securevfl.dp.class_sums import SumFormat
+from securevfl.dp.class_sums import SumFormat, integer_records
 from securevfl.dp.labels import randomised_labels
-from securevfl.dp.moments import integer_records
 from securevfl.lab.audit.audit_class_means import audit_class_means
 from securevfl.lab.audit.settings import AuditSettings
 from securevfl.mpc import dealt_sums
 from securevfl.mpc.dealt_sums import masked_noise, open_sums
-from securevfl.stages.class_means import class_labels, primary
+from securevfl.stages.class_means import class_labels, parties
 from securevfl.stages.class_means.fitting import ClassMeansFitting
 from securevfl.stages.class_means.messages import ClassMeansSums
 
@@ -110,7 +109,7 @@ def labels_without_noise(patch: Patch) -> None:
             return ClassMeansSums(sums=kept[-1])
 
     patch.setattr(dealt_sums, "open_sums", heard)
-    patch.setattr(primary, "ClassMeansSums", Bare)
+    patch.setattr(parties, "ClassMeansSums", Bare)
 
 
 def noise_again(patch: Patch) -> None:

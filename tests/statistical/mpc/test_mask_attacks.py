@@ -11,8 +11,7 @@ import torch
 from helpers.ring_keys import random_pair_keys
 from scipy import stats
 
-from securevfl.mpc.masks import PairwiseMasks
-from securevfl.mpc.session_key import SessionKey
+from securevfl.mpc.masks import PairwiseMasks, SessionKey
 
 # A tenth of what is stated: chi-square's tail is met to a factor of two by 78 numbers a class.
 FALSE_ALARM = 1e-10

@@ -10,7 +10,7 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import parse_federation
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.desk.setup.check import check_federation
-from securevfl.federation.run_facts import run_facts
+from securevfl.federation.run_plan import run_facts
 from securevfl.testing import read_tables, save_federation, write_federation
 
 

@@ -18,9 +18,9 @@ from sklearn.linear_model import Ridge
 from securevfl.core import files
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.files import require_unpackable
-from securevfl.federation.state_folder import DamagedError, read_state, write_state
+from securevfl.federation.checkpoint import DamagedError, read_state, write_state
 from securevfl.linkage.stage.link_cache import _load
-from securevfl.stages.assist.local_models import pack_models, unpack_models
+from securevfl.stages.assist.family import pack_models, unpack_models
 
 ZEROS = 64 * 2**20
 

@@ -12,7 +12,7 @@ from securevfl.data.tables import KeyTable
 from securevfl.lab.datasets import data_folder
 from securevfl.lab.link_quality import link_quality
 from securevfl.linkage.metrics.metric import Field
-from securevfl.linkage.secret import LinkageSecret
+from securevfl.linkage.spec import LinkageSecret
 from securevfl.linkage.text import joined_texts
 from securevfl.stages.bloom.codes import TextCode, encode_keys
 

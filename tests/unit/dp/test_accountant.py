@@ -10,9 +10,9 @@ from dp_accounting.rdp import RdpAccountant
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.dp.accountant import epsilon_of, pld_epsilon, simplify_releases
 from securevfl.dp.events import EntitySampledRelease, GaussianRelease, Neighbouring, SampledRelease
-from securevfl.dp.floor import checked_epsilon, least_epsilon
 from securevfl.dp.gaussian import gaussian_epsilon
 from securevfl.dp.renyi import epsilon_of_divergence, rdp_epsilon, renyi_divergence
+from securevfl.dp.shift_mixture import checked_epsilon, least_epsilon
 from securevfl.lab.accountants import sampled_gaussian_epsilon
 
 

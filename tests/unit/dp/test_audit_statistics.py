@@ -7,24 +7,22 @@ import pytest
 from scipy import special, stats
 
 from securevfl.core.errors import ConfigError
-from securevfl.lab.audit.audit_size import (
+from securevfl.lab.audit.audit_statistics import (
     AGAINST,
     FALSE_FAILURE,
     AuditSize,
+    audit_tests,
+    coordinate_correlation,
     correlation_bound,
+    distinguishability,
     error_bound,
+    normal_distance,
     powers,
+    round_correlation,
+    row_correlation,
     rows_needed,
     variance_bounds,
     worlds_needed,
-)
-from securevfl.lab.audit.audit_statistics import (
-    audit_tests,
-    coordinate_correlation,
-    distinguishability,
-    normal_distance,
-    round_correlation,
-    row_correlation,
 )
 
 SIZE = AuditSize(noise=1.0, parties=4, rounds=4, rows=114, width=32, step=1e-4)

@@ -10,9 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from securevfl.core.errors import PrivacyError
-from securevfl.dp.class_sums import SumFormat
-from securevfl.dp.moments import symmetric_noise
-from securevfl.dp.noised_counts import cell_counts, noised_ranks
+from securevfl.dp.class_sums import SumFormat, cell_counts, noised_ranks, symmetric_noise
 
 BINS = 4
 

@@ -9,7 +9,7 @@ from helpers.alarms import FALSE_ALARM, require_noise
 from scipy.stats import chi2
 
 from securevfl.core.errors import PrivacyError
-from securevfl.dp.moments import integer_records, largest_length, noised_moments, symmetric_noise
+from securevfl.dp.class_sums import integer_records, largest_length, noised_moments, symmetric_noise
 
 
 def lengths_of(change: np.ndarray) -> float:

@@ -5,7 +5,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from securevfl.dp.noise_tables import EXTENSION_BITS, NoiseTables
+from securevfl.dp.ring_noise import EXTENSION_BITS, NoiseTables
 
 STDS = [64.0, 100.3, 12_345.678, 2.0**26]
 

@@ -12,8 +12,13 @@ import pytest
 import torch
 
 from securevfl.core.errors import ConfigError
-from securevfl.dp.noise_tables import NoiseTables
-from securevfl.dp.ring_noise import MIN_STD_UNITS, ExactDiscreteGaussian, NoiseBuffer, RingNoise
+from securevfl.dp.ring_noise import (
+    MIN_STD_UNITS,
+    ExactDiscreteGaussian,
+    NoiseBuffer,
+    NoiseTables,
+    RingNoise,
+)
 
 
 def test_samples_have_the_shape_and_type_of_units() -> None:

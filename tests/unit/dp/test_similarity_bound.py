@@ -5,7 +5,7 @@ import math
 import pytest
 
 from securevfl.core.errors import ConfigError
-from securevfl.dp.similarity_noise import (
+from securevfl.dp.sensitivity import (
     expected_recoveries,
     reachable_floor,
     recovery_bound,

@@ -18,8 +18,7 @@ from securevfl.config.federation import FederationConfig
 from securevfl.core.errors import ConfigError, PrivacyError, ProtocolError
 from securevfl.data.tables import PartyTable
 from securevfl.federation.messages import PredictRequest, Welcome
-from securevfl.federation.run_facts import RunFacts, new_run
-from securevfl.federation.run_plan import plan_prediction
+from securevfl.federation.run_plan import RunFacts, new_run, plan_prediction
 from securevfl.federation.saved_model import SavedModel
 from securevfl.federation.session.handshake import Joined
 from securevfl.federation.session.membership import (
@@ -29,7 +28,7 @@ from securevfl.federation.session.membership import (
     require_active,
 )
 from securevfl.federation.session.party_files import PartyFiles
-from securevfl.runtime import helper_party, joining, secondary_party
+from securevfl.runtime import helper_party, party, secondary_party
 from securevfl.runtime.party import PartySession
 from securevfl.runtime.run_options import PartyJob
 from securevfl.testing import save_federation, write_federation
@@ -175,7 +174,7 @@ def test_a_request_to_others_than_the_sessions_parties_is_refused(
         serve = secondary_party._Requests(
             secondary_party.SecondarySession(life, star), model, table
         ).serve
-    monkeypatch.setattr(joining, "join_session", lambda *_, **__: contextlib.nullcontext(star))
+    monkeypatch.setattr(party, "join_session", lambda *_, **__: contextlib.nullcontext(star))
 
     with pytest.raises(ProtocolError, match=r"asks for predictions of the parties .*session has"):
         serve()

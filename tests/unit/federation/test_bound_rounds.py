@@ -20,7 +20,7 @@ from helpers.ring_keys import random_pair_keys
 from torch import Tensor
 
 from securevfl.federation.messages import EpochMark, PredictRequest, RoundKind, RoundPlan
-from securevfl.federation.run_facts import new_run
+from securevfl.federation.run_plan import new_run
 from securevfl.mpc.masks import PairwiseMasks
 from securevfl.transport.message import Message
 

@@ -18,10 +18,9 @@ from securevfl import read_federation
 from securevfl.core.errors import BudgetExceededError, DataError, PrivacyError, ProtocolError
 from securevfl.federation.messages import RoundPlan
 from securevfl.federation.over_star import serve, sum_from_secondary
-from securevfl.federation.rounds.aggregation import MeanOfPooledRecords, MeanOfRows
+from securevfl.federation.rounds.cut import MeanOfPooledRecords, MeanOfRows
 from securevfl.federation.rounds.secondary import save_nothing
-from securevfl.federation.run_facts import RunFacts
-from securevfl.federation.run_plan import Purpose, RunPlan, plan_run
+from securevfl.federation.run_plan import Purpose, RunFacts, RunPlan, plan_run
 from securevfl.testing import save_federation
 
 ROWS, BATCH, CAP, LINKS = 60, 20, 2, 4

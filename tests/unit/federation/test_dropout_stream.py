@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from securevfl.federation.rounds.dropout import DropoutStream
+from securevfl.federation.rounds.updates import DropoutStream
 
 CPU = torch.device("cpu")
 

@@ -11,13 +11,13 @@ from torch import Tensor
 from securevfl.core.errors import ConfigError, PrivacyError, ProtocolError
 from securevfl.core.progress import ProgressEvent, RowsReleased, unheard
 from securevfl.data.rows import consecutive_batches
+from securevfl.federation.checkpoint import StateFolder
 from securevfl.federation.messages import EpochMark, RoundPlan
 from securevfl.federation.rounds.cut import CutLayer
 from securevfl.federation.rounds.exchanges import ReleasedRows, release_once
 from securevfl.federation.rounds.kept_rounds import CachedRows
 from securevfl.federation.run_plan import RoundCounter, active_parties
-from securevfl.federation.state_folder import StateFolder
-from securevfl.mpc.ring_format import RingFormat
+from securevfl.mpc.codec import RingFormat
 
 CUT = CutLayer(
     ring=RingFormat.choose(clip_norm=1.0, noise_share_std=0.0, parties=2),

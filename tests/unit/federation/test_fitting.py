@@ -16,8 +16,7 @@ from securevfl.core.errors import BudgetExceededError, ConfigError, DataError, P
 from securevfl.federation import encoder_fitting
 from securevfl.federation.messages import RoundPlan
 from securevfl.federation.rounds.secondary import Secondary
-from securevfl.federation.run_facts import RunFacts
-from securevfl.federation.run_plan import plan_run
+from securevfl.federation.run_plan import RunFacts, plan_run
 from securevfl.federation.session.peers import Next, ReplyHere
 from securevfl.ledger.ledger import Ledger
 from securevfl.runtime.run_options import RunOptions

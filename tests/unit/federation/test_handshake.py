@@ -11,9 +11,9 @@ from helpers.star import WAIT_S, make_star
 from securevfl import read_federation
 from securevfl.core.errors import AuthenticationError, ConfigError, PartyTimeoutError, ProtocolError
 from securevfl.federation.messages import Hello, RoundKind
-from securevfl.federation.run_facts import RunFacts
+from securevfl.federation.run_plan import RunFacts
 from securevfl.federation.session import handshake
-from securevfl.mpc.session_key import SessionKey
+from securevfl.mpc.masks import SessionKey
 from securevfl.testing import write_federation
 from securevfl.transport.identity import Identity
 from securevfl.transport.message import Message

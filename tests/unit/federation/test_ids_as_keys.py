@@ -10,7 +10,7 @@ import pytest
 
 from securevfl import read_federation
 from securevfl.data.frames import from_frame
-from securevfl.federation.party_inputs import own_inputs
+from securevfl.federation.base import own_inputs
 from securevfl.runtime.run_tables import table_warnings
 from securevfl.testing import read_tables, run_in_process, save_federation
 

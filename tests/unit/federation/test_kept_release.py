@@ -9,10 +9,9 @@ from helpers.federations import FROZEN
 
 from securevfl import read_federation
 from securevfl.core.errors import PrivacyError
+from securevfl.federation.checkpoint import StateFolder
 from securevfl.federation.rounds.cached_release import CachedRelease
-from securevfl.federation.run_facts import RunFacts
-from securevfl.federation.run_plan import ROUNDS_AHEAD, plan_run
-from securevfl.federation.state_folder import StateFolder
+from securevfl.federation.run_plan import ROUNDS_AHEAD, RunFacts, plan_run
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.sampling import FixedLinks

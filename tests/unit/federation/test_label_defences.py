@@ -14,6 +14,7 @@ from securevfl.config.sections import TrainingSettings
 from securevfl.core.errors import ConfigError
 from securevfl.desk.report.page import write_report
 from securevfl.dp.labels import keep_probability
+from securevfl.federation.checkpoint import read_state
 from securevfl.federation.rounds.label_defences import (
     DrawnLabels,
     distance_correlation,
@@ -21,7 +22,6 @@ from securevfl.federation.rounds.label_defences import (
     protect_gradient,
     with_marvell_noise,
 )
-from securevfl.federation.state_folder import read_state
 from securevfl.lab.attacks.run_audit import audit_run
 from securevfl.testing import run_in_process, write_federation
 

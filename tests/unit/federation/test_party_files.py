@@ -9,8 +9,7 @@ from helpers.full_disk import at_most
 
 from securevfl import read_federation
 from securevfl.core.errors import BudgetExceededError, ConfigError, StorageError
-from securevfl.federation.run_facts import RunFacts, new_run
-from securevfl.federation.run_plan import RunPlan, plan_run
+from securevfl.federation.run_plan import RunFacts, RunPlan, new_run, plan_run
 from securevfl.federation.session.party_files import PartyFiles
 from securevfl.ledger.book import Limit, ProgramUse
 from securevfl.ledger.ledger_file import allow_programs, set_limit, summary_of

@@ -13,21 +13,20 @@ from securevfl import read_federation
 from securevfl.config.federation import FederationConfig
 from securevfl.config.sections import TrainingSettings
 from securevfl.core.errors import ConfigError, ProtocolError
-from securevfl.federation.checkpoint import Checkpoints
+from securevfl.federation.checkpoint import PRESENCE, Checkpoints, StateFolder
 from securevfl.federation.messages import EpochMark, Rejoin, RoundPlan
 from securevfl.federation.rounds.network_primary import NetworkPrimary
 from securevfl.federation.rounds.secondary import EpochSaver, Secondary
-from securevfl.federation.run_facts import RunFacts
-from securevfl.federation.run_plan import RunPlan, plan_run
-from securevfl.federation.session.attendance import (
+from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run
+from securevfl.federation.session.handshake import own_epoch, require_own_run
+from securevfl.federation.session.membership import (
     Presence,
     SecondariesBackError,
     absences_in_words,
+    least_secondaries,
+    require_active,
 )
-from securevfl.federation.session.handshake import own_epoch, require_own_run
-from securevfl.federation.session.membership import least_secondaries, require_active
 from securevfl.federation.session.request_validator import RequestValidator, SessionLimits
-from securevfl.federation.state_folder import PRESENCE, StateFolder
 from securevfl.models.tasks import TaskHead
 from securevfl.testing import write_federation
 

@@ -16,13 +16,12 @@ from securevfl.core.errors import BudgetExceededError
 from securevfl.dp import Privacy
 from securevfl.dp.class_sums import SumFormat
 from securevfl.dp.gaussian import gaussian_noise_multiplier
-from securevfl.dp.noise_tables import NoiseTables
 from securevfl.dp.release_plan import ReleasePlan
+from securevfl.dp.ring_noise import NoiseTables
 from securevfl.federation import build
-from securevfl.federation.run_facts import run_facts
-from securevfl.federation.run_plan import plan_run
+from securevfl.federation.checkpoint import StateFolder
+from securevfl.federation.run_plan import plan_run, run_facts
 from securevfl.federation.saved_model import load_model
-from securevfl.federation.state_folder import StateFolder
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.spec import LinkedPrimary
 from securevfl.stages.class_means.class_labels import class_labels_of

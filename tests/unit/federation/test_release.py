@@ -11,11 +11,10 @@ from torch import Tensor
 
 from securevfl.core.errors import BudgetExceededError, EncodingRangeError, PrivacyError
 from securevfl.federation.messages import RoundPlan
-from securevfl.federation.rounds.aggregation import MeanOfPooledRecords, MeanOfRows
-from securevfl.federation.rounds.cut import CutLayer
+from securevfl.federation.rounds.cut import CutLayer, MeanOfPooledRecords, MeanOfRows
 from securevfl.federation.rounds.release import Released, SecondaryRelease, require_finite
 from securevfl.federation.run_plan import Purpose
-from securevfl.mpc.ring_format import RingFormat
+from securevfl.mpc.codec import RingFormat
 
 CLIP = 1.0
 

@@ -13,15 +13,15 @@ from torch import Tensor
 
 from securevfl.core.errors import ProtocolError
 from securevfl.core.waits import Wait
+from securevfl.federation.checkpoint import StateFolder
 from securevfl.federation.messages import RoundPlan, Share
 from securevfl.federation.over_star import PeersOverStar
 from securevfl.federation.rounds.cut import CutLayer
 from securevfl.federation.rounds.exchanges import RoundExchange, release_once
 from securevfl.federation.rounds.kept_rounds import CachedRows
 from securevfl.federation.run_plan import ROUNDS_AHEAD
-from securevfl.federation.state_folder import StateFolder
 from securevfl.ledger.ledger import Ledger
-from securevfl.mpc.ring_format import RingFormat
+from securevfl.mpc.codec import RingFormat
 from securevfl.transport.message import Message
 from securevfl.transport.star import PrimaryTransport
 

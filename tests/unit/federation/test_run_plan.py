@@ -12,9 +12,8 @@ from securevfl import read_federation
 from securevfl.core.errors import ProtocolError
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.federation.rounds.cut import CutLayer
-from securevfl.federation.run_facts import RunFacts
-from securevfl.federation.run_plan import plan_run
-from securevfl.mpc.ring_format import RingFormat
+from securevfl.federation.run_plan import RunFacts, plan_run
+from securevfl.mpc.codec import RingFormat
 from securevfl.mpc.sum_to import InProcessSum
 from securevfl.testing import run_in_process, write_federation
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from securevfl.core.errors import BudgetExceededError, PrivacyError, ProtocolError
 from securevfl.dp.clipping import clip_rows
 from securevfl.federation.messages import RoundPlan
-from securevfl.federation.rounds.in_process import SimulatedExchange
+from securevfl.federation.rounds.exchanges import SimulatedExchange
 from securevfl.federation.rounds.secondary import Secondary
 from securevfl.federation.rounds.updates import set_gradients
 from securevfl.federation.run_plan import Purpose

@@ -12,8 +12,7 @@ from securevfl.config.disclosure import channels
 from securevfl.config.federation import FederationConfig
 from securevfl.core.errors import ConfigError
 from securevfl.federation.over_star import sum_from_secondary
-from securevfl.federation.run_facts import RunFacts
-from securevfl.federation.run_plan import plan_run
+from securevfl.federation.run_plan import RunFacts, plan_run
 from securevfl.mpc.masks import PairwiseMasks
 from securevfl.testing import write_federation
 from securevfl.transport.star import SecondaryTransport

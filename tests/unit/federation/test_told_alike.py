@@ -21,10 +21,9 @@ from securevfl import SecureVflError, read_federation
 from securevfl.federation.messages import AverageRequest, EpochMark, Mean, RoundPlan
 from securevfl.federation.over_star import serve, sum_from_secondary
 from securevfl.federation.rounds.secondary import save_nothing
-from securevfl.federation.run_facts import RunFacts
+from securevfl.federation.run_plan import RunFacts
 from securevfl.models.fet.positions import position_weights
-from securevfl.mpc.masks import PairwiseMasks
-from securevfl.mpc.session_key import SessionKey
+from securevfl.mpc.masks import PairwiseMasks, SessionKey
 from securevfl.mpc.sum_to import SumTo
 from securevfl.testing import save_federation, write_federation
 from securevfl.transport.message import Message

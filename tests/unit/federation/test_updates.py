@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from securevfl.dp.clipping import clip_rows
 from securevfl.federation.messages import RoundPlan
 from securevfl.federation.rounds import updates
-from securevfl.federation.rounds.dropout import DropoutStream
 from securevfl.federation.rounds.updates import (
+    DropoutStream,
     GradientNoise,
     LinkedRecords,
     PrivateBackwardStep,

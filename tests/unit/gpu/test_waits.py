@@ -16,8 +16,7 @@ from securevfl.core.errors import EncodingRangeError, PrivacyError
 from securevfl.core.progress import PretrainingRound, ProgressEvent, RoundDone
 from securevfl.federation.messages import RoundPlan
 from securevfl.federation.rounds.secondary import Secondary
-from securevfl.mpc.codec import quantise
-from securevfl.mpc.ring_format import RingFormat
+from securevfl.mpc.codec import RingFormat, quantise
 
 ROUNDS_OF_NETWORKS = [
     name

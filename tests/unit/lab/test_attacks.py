@@ -24,8 +24,8 @@ import securevfl.linkage.sampling
 from securevfl.core.errors import ConfigError
 from securevfl.desk.report.page import write_report
 from securevfl.federation.build import build_secondary, optimizer_of
+from securevfl.federation.checkpoint import read_state, write_state
 from securevfl.federation.rounds.secondary import Secondary
-from securevfl.federation.state_folder import read_state, write_state
 from securevfl.lab.attacks.run_audit import all_attacks, attack_names, audit_run
 from securevfl.lab.commands import app
 from securevfl.runtime import secondary_run

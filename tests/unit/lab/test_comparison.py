@@ -16,11 +16,15 @@ from securevfl.core import settings
 from securevfl.core.errors import ConfigError
 from securevfl.core.progress import EpochDone
 from securevfl.federation.base import Base, fit_base
-from securevfl.lab.comparison import Comparison, compare_methods
-from securevfl.lab.comparison_table import summary, table_rows, write_comparison
-from securevfl.lab.one_run import LeftOut, Recipe, Run, run_config
-from securevfl.lab.run_figures import markdown
-from securevfl.lab.study import StudyOptions
+from securevfl.lab.comparison import (
+    Comparison,
+    compare_methods,
+    summary,
+    table_rows,
+    write_comparison,
+)
+from securevfl.lab.engine import StudyOptions
+from securevfl.lab.one_run import LeftOut, Recipe, Run, markdown, run_config
 from securevfl.runtime import primary_run
 from securevfl.testing import read_tables, run_in_process, write_federation
 

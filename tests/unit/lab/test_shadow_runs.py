@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from securevfl.core.errors import ConfigError
 from securevfl.core.files import read_json
-from securevfl.federation.run_facts import run_facts
+from securevfl.federation.run_plan import run_facts
 from securevfl.lab.attacks import attack, shadow_runs
-from securevfl.lab.attacks.evidence import Evidence
+from securevfl.lab.attacks.attack import Evidence
 from securevfl.lab.attacks.run_audit import attack_names, audit_run
 from securevfl.lab.attacks.shadow_runs import ShadowAnswers, Shadows, true_positive_rate
 from securevfl.lab.commands import app

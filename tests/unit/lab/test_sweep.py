@@ -10,9 +10,9 @@ import pytest
 
 from securevfl import SecureVflError, read_federation
 from securevfl.core.errors import ConfigError, PrivacyError
+from securevfl.lab.engine import StudyOptions
 from securevfl.lab.entry_points import sweep_and_write
 from securevfl.lab.one_run import LeftOut, Run
-from securevfl.lab.study import StudyOptions
 from securevfl.lab.sweep import Sweep
 from securevfl.lab.sweep_settings import parse_setting
 from securevfl.testing import read_tables, run_in_process, write_federation
@@ -104,7 +104,7 @@ def test_tables_are_read_once_where_settings_leave_them_alone(
         reads.append(config)
         return read_tables(config, root)
 
-    monkeypatch.setattr("securevfl.lab.study_tables.read_tables", read)
+    monkeypatch.setattr("securevfl.lab.study_outputs.read_tables", read)
     figures, _ = train(asked(tmp_path, "model.neighbours=1..4"))
     assert (len(reads), len(figures["points"])) == (1, 4)
 

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from helpers.nearest import nearest_codes, nearest_records, nearest_texts
 
-from securevfl.linkage.secret import LinkageSecret
+from securevfl.linkage.spec import LinkageSecret
 from securevfl.stages.bloom.codes import PointCode, TextCode, encode_keys
 
 DATA = Path(os.environ.get("SECUREVFL_DATA", "no data"))

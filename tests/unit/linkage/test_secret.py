@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from securevfl.core.errors import ConfigError
-from securevfl.linkage.secret import LinkageSecret
+from securevfl.linkage.spec import LinkageSecret
 
 SECRET = LinkageSecret(bytes(range(32)))
 

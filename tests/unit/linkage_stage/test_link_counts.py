@@ -33,8 +33,13 @@ from securevfl.core.progress import (
 from securevfl.data.tables import KeyTable
 from securevfl.dp.gaussian import gaussian_epsilon
 from securevfl.federation.link_counts import link_count
-from securevfl.federation.run_facts import prediction_facts, run_facts
-from securevfl.federation.run_plan import RunPlan, plan_prediction, plan_run
+from securevfl.federation.run_plan import (
+    RunPlan,
+    plan_prediction,
+    plan_run,
+    prediction_facts,
+    run_facts,
+)
 from securevfl.ledger.book import Limit
 from securevfl.ledger.ledger import Ledger
 from securevfl.ledger.ledger_file import set_limit

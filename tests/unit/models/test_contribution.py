@@ -8,7 +8,7 @@ import pytest
 
 from securevfl.lab.coalition_game import solve
 from securevfl.models.tasks import TaskHead
-from securevfl.runtime.paired_estimates import Coalition, CoalitionAnswer
+from securevfl.runtime.coalitions import Coalition, CoalitionAnswer
 
 HEAD = TaskHead(task="regression", label_deviation=2.0, chosen="r2")
 ROWS = 80

@@ -8,11 +8,10 @@ from helpers.secondaries import AnyRound, NoCharge
 from torch import Tensor, nn
 
 from securevfl.federation.messages import RoundPlan
-from securevfl.federation.rounds.dropout import DropoutStream
-from securevfl.federation.rounds.in_process import SimulatedExchange
+from securevfl.federation.rounds.exchanges import SimulatedExchange
 from securevfl.federation.rounds.release import SecondaryRelease
 from securevfl.federation.rounds.secondary import Secondary, SecondaryData
-from securevfl.federation.rounds.updates import set_gradients
+from securevfl.federation.rounds.updates import DropoutStream, set_gradients
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.sampling import FixedLinks
 from securevfl.models.optimisers import PacedOptimizer

@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy.special import ndtri
 
-from securevfl.dp.noised_counts import noised_ranks
+from securevfl.dp.class_sums import noised_ranks
 from securevfl.models import frozen
 from securevfl.models.fitted_top import CodeReader, TiedTop, fit_tied
 from securevfl.models.tasks import TaskHead

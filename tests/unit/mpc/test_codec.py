@@ -4,8 +4,14 @@ import pytest
 import torch
 
 from securevfl.core.errors import EncodingRangeError, ProtocolError
-from securevfl.mpc.codec import decode_sum, encode, quantise, require_row_norms, to_float
-from securevfl.mpc.ring_format import RingFormat
+from securevfl.mpc.codec import (
+    RingFormat,
+    decode_sum,
+    encode,
+    quantise,
+    require_row_norms,
+    to_float,
+)
 
 PLAIN = RingFormat.choose(clip_norm=1.0, noise_share_std=0.0, parties=3)
 TWO = RingFormat.choose(clip_norm=1.0, noise_share_std=0.0, parties=50)

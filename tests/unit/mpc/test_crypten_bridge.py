@@ -9,10 +9,9 @@ from helpers.ring_keys import random_pair_keys
 
 from securevfl.core.errors import ProtocolError
 from securevfl.federation.over_star import PrimaryWire, SecondaryWire
-from securevfl.mpc.codec import decode_sum, encode
+from securevfl.mpc.codec import RingFormat, decode_sum, encode
 from securevfl.mpc.crypten_bridge import CrypTenSumTo, StarCommunicator
 from securevfl.mpc.masks import PairwiseMasks
-from securevfl.mpc.ring_format import RingFormat
 from securevfl.mpc.sum_to import InProcessSum, SumTo, WordWire
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport
 

@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from securevfl.core.errors import AuthenticationError, ConfigError, ProtocolError
-from securevfl.mpc.session_key import KeyOffer, SessionKey
+from securevfl.mpc.masks import KeyOffer, SessionKey
 
 SESSION = bytes(range(16))
 

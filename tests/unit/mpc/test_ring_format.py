@@ -3,7 +3,7 @@ import math
 import pytest
 
 from securevfl.core.errors import ConfigError, EncodingRangeError
-from securevfl.mpc.ring_format import MIN_NOISE_STD_UNITS, NOISE_TAIL, RingFormat
+from securevfl.mpc.codec import MIN_NOISE_STD_UNITS, NOISE_TAIL, RingFormat
 
 
 def fits(fmt: RingFormat) -> bool:

@@ -16,7 +16,7 @@ from securevfl import Predictions, read_federation
 from securevfl.cli.results import print_predictions
 from securevfl.core.errors import BudgetExceededError, ConfigError
 from securevfl.desk.report.verify import verify_run
-from securevfl.federation.prediction_budget import PredictionBudget, predictions_in_words
+from securevfl.federation.run_plan import PredictionBudget, predictions_in_words
 from securevfl.ledger.ledger_file import summary_of
 from securevfl.runtime.entry import simulate
 from securevfl.runtime.trained_run import predict

@@ -16,8 +16,7 @@ from securevfl.config.federation import FederationConfig
 from securevfl.core.errors import BudgetExceededError, ConfigError, DataError, ProtocolError
 from securevfl.data.rows import split_rows
 from securevfl.federation.messages import PredictRequest, RoundPlan, Welcome
-from securevfl.federation.run_facts import RunFacts
-from securevfl.federation.run_plan import plan_prediction
+from securevfl.federation.run_plan import RunFacts, plan_prediction
 from securevfl.federation.saved_model import FOLDER, load_model
 from securevfl.federation.session.request_validator import RequestValidator, SessionLimits
 from securevfl.ledger.ledger import Ledger

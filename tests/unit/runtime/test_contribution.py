@@ -13,8 +13,8 @@ from helpers.federations import FROZEN
 
 import securevfl as sv
 from securevfl.core.errors import ConfigError
-from securevfl.lab import retrained_top as again
-from securevfl.lab.retrained_top import CACHE
+from securevfl.lab import contribution
+from securevfl.lab.contribution import CACHE
 from securevfl.runtime.run_folder import CONTRIBUTION
 from securevfl.testing import run_in_process, save_federation, write_federation
 
@@ -110,13 +110,13 @@ def test_what_was_trained_again_is_kept(
     assert len(kept) == 2**4 - 2
     kept[0].write_bytes(b"damaged")
     trained: list[int] = []
-    whole = again.build_primary
+    whole = contribution.build_primary
 
     def counted(*args: Any, **named: Any) -> Any:
         trained.append(1)
         return whole(*args, **named)
 
-    monkeypatch.setattr(again, "build_primary", counted)
+    monkeypatch.setattr(contribution, "build_primary", counted)
     second = sv.contribution(folder / "run", data_root=folder)
 
     assert len(trained) == 1

@@ -16,7 +16,7 @@ from securevfl.config.federation import FederationConfig
 from securevfl.core.errors import ConfigError
 from securevfl.data.tables import PartyTable
 from securevfl.federation.build import build_bottom, build_top
-from securevfl.federation.run_facts import run_facts
+from securevfl.federation.run_plan import run_facts
 from securevfl.federation.saved_model import SavedModel
 from securevfl.testing import read_tables, run_in_process, save_federation, write_federation
 

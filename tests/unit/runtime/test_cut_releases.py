@@ -15,10 +15,10 @@ from helpers.federations import FROZEN
 from securevfl import RunResult
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.core.progress import ProgressEvent, RowsReleased, unheard
+from securevfl.federation.checkpoint import read_state
 from securevfl.federation.rounds.cached_release import CachedRelease
 from securevfl.federation.rounds.kept_rounds import CachedRows
 from securevfl.federation.run_plan import ROUNDS_AHEAD
-from securevfl.federation.state_folder import read_state
 from securevfl.testing import run_in_process, save_federation, write_federation
 
 ROWS, BATCH, ROUNDS = 60, 16, 4

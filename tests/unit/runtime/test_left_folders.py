@@ -11,11 +11,11 @@ import pytest
 from helpers.patience import PATIENCE_S
 
 from securevfl.core import files
-from securevfl.runtime.temporary_folder import TemporaryFolder
+from securevfl.runtime.run_folder import TemporaryFolder
 
 LEAVES = """
 import os, signal
-from securevfl.runtime.temporary_folder import TemporaryFolder
+from securevfl.runtime.run_folder import TemporaryFolder
 folder = TemporaryFolder()
 (folder.path / "model").write_text("x")
 os.kill(os.getpid(), signal.SIGKILL)

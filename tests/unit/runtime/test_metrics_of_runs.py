@@ -13,7 +13,7 @@ from helpers.command_line import securevfl
 from securevfl import RunResult, read_federation
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.formatting import format_figure
-from securevfl.federation.run_facts import run_facts
+from securevfl.federation.run_plan import run_facts
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.simulation import simulate_federation
 from securevfl.testing import read_tables, write_federation

@@ -14,7 +14,7 @@ from securevfl.config.federation import link_spec
 from securevfl.core.errors import PrivacyError
 from securevfl.desk.report.page import write_report
 from securevfl.federation.build import primary_data
-from securevfl.federation.run_facts import run_facts
+from securevfl.federation.run_plan import run_facts
 from securevfl.lab.pooled_methods import train_combined
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of

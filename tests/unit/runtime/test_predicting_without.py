@@ -13,7 +13,7 @@ import securevfl as sv
 from securevfl.core.errors import PartyTimeoutError
 from securevfl.core.progress import ProgressEvent, Warned
 from securevfl.data.rows import RowSplit
-from securevfl.federation.run_facts import run_facts
+from securevfl.federation.run_plan import run_facts
 from securevfl.testing import read_tables, run_in_process, save_federation, write_federation
 from securevfl.transport.identity import provision
 

@@ -11,7 +11,7 @@ from helpers.federations import FROZEN
 from securevfl import RunResult, read_federation
 from securevfl.core.errors import ConfigError
 from securevfl.core.progress import Warned
-from securevfl.federation.state_folder import read_state, write_state
+from securevfl.federation.checkpoint import read_state, write_state
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.simulation import simulate_federation
 from securevfl.testing import read_tables, run_in_process, write_federation

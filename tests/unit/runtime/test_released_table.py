@@ -18,7 +18,7 @@ from helpers.federations import FROZEN
 import securevfl as sv
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.core.progress import ProgressEvent, RowsReleased
-from securevfl.federation.state_folder import read_state
+from securevfl.federation.checkpoint import read_state
 from securevfl.testing import run_in_process, save_federation, write_federation
 
 ROWS, BATCH, ROUNDS, WIDTH = 60, 16, 4, 4

@@ -17,17 +17,16 @@ from securevfl.core.errors import ConfigError
 from securevfl.core.progress import ProgressEvent, RoundDone, Warned
 from securevfl.data.rows import consecutive_batches
 from securevfl.desk.report.page import write_report
+from securevfl.federation.checkpoint import StateFolder
 from securevfl.federation.messages import RoundPlan
 from securevfl.federation.rounds.cut import CutLayer
 from securevfl.federation.rounds.exchanges import RoundExchange
 from securevfl.federation.rounds.kept_rounds import CachedTestRounds
-from securevfl.federation.run_facts import run_facts
-from securevfl.federation.run_plan import RunPlan, plan_run
+from securevfl.federation.run_plan import RunPlan, plan_run, run_facts
 from securevfl.federation.session.peers import PeersHere
-from securevfl.federation.state_folder import StateFolder
 from securevfl.lab.contribution import contribution
 from securevfl.ledger.ledger import Ledger
-from securevfl.mpc.ring_format import RingFormat
+from securevfl.mpc.codec import RingFormat
 from securevfl.runtime import remaining_budget
 from securevfl.runtime.metrics_file import UNTESTED
 from securevfl.testing import read_tables, run_in_process, write_federation

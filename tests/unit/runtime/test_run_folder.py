@@ -14,8 +14,7 @@ from securevfl import read_federation
 from securevfl.config.disclosure import channels
 from securevfl.config.federation import FederationConfig
 from securevfl.federation.messages import RoundPlan
-from securevfl.federation.run_facts import RunFacts
-from securevfl.federation.run_plan import RoundCounter, plan_run
+from securevfl.federation.run_plan import RoundCounter, RunFacts, plan_run
 from securevfl.ledger.ledger import Ledger
 from securevfl.runtime.metrics_file import privacy_figures
 from securevfl.runtime.run_folder import HISTORY_FIELDS, write_history

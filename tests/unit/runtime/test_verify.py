@@ -15,7 +15,7 @@ from securevfl import read_federation
 from securevfl.desk.report.verify import verify_run
 from securevfl.dp import Privacy
 from securevfl.dp.release_plan import ReleasePlan
-from securevfl.federation.state_folder import write_state
+from securevfl.federation.checkpoint import write_state
 from securevfl.ledger.book import ProgramUse
 from securevfl.ledger.countersigning import Countersigner, Occasion, forget_party
 from securevfl.ledger.ledger import Ledger

@@ -14,9 +14,8 @@ import torch
 from helpers.patience import PATIENCE_S
 
 from securevfl.data.tables import PartyTable
-from securevfl.runtime.new_rows import NotFiniteError, require_finite_outputs
+from securevfl.runtime.prediction_request import NotFiniteError, require_finite_outputs
 from securevfl.serving.guard import Guard, Rate
-from securevfl.serving.http_connection import ConnectionLimits
 from securevfl.serving.json_rows import (
     MOST_LINES,
     BadRowsError,
@@ -25,7 +24,7 @@ from securevfl.serving.json_rows import (
     TooManyRowsError,
 )
 from securevfl.serving.prometheus import ServiceMetrics
-from securevfl.serving.server import server_of
+from securevfl.serving.server import ConnectionLimits, server_of
 
 FORMAT = RowFormat([RowColumn(name="x", kind="number", required=True, nullable=False, note="")])
 
