@@ -13,13 +13,13 @@ from typing import Annotated, Any, Final, TextIO
 import typer
 from typer.core import TyperGroup
 
-from securevfl.cli.budget_command import app as budget_app
-from securevfl.cli.identity_command import app as identity_app
-from securevfl.cli.ledger_command import app as ledger_app
 from securevfl.cli.run import app as run_app
 from securevfl.cli.start import app as start_app
 from securevfl.core import interrupts, logs
 from securevfl.core.errors import SecureVflError, missing_extra, of_this_machine
+from securevfl.desk.budget_command import app as budget_app
+from securevfl.desk.identity_command import app as identity_app
+from securevfl.desk.ledger_command import app as ledger_app
 from securevfl.exporting.model_commands import app as model_app
 from securevfl.lab.commands import app as lab_app
 from securevfl.lab.commands import link_app

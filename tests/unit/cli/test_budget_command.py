@@ -42,7 +42,7 @@ BAD_INPUT = [
 _RUNNER = """
 import json, sys
 from typer.testing import CliRunner
-from securevfl.cli.budget_command import app
+from securevfl.desk.budget_command import app
 for arguments in json.load(sys.stdin):
     result = CliRunner().invoke(app, arguments)
     print(json.dumps([result.exit_code, result.stdout, type(result.exception).__name__,
@@ -189,7 +189,7 @@ def test_similarity_in_both_directions() -> None:
 def test_the_calculator_loads_neither_torch_nor_crypten() -> None:
     """A privacy officer's laptop answers without them."""
     code = (
-        "import sys; import securevfl.cli.budget_command; "
+        "import sys; import securevfl.desk.budget_command; "
         "import securevfl.dp.budget; "
         "import securevfl.ledger.ledger; "
         "print(sorted({'torch', 'crypten'} & {m.split('.')[0] for m in sys.modules}))"
