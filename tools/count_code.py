@@ -22,8 +22,23 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 WINGS: Final = ("desk", "exporting", "lab", "serving", "stages", "testing")
 """Rooms that are counted by themselves."""
 
-SHARED_NAMES: Final = frozenset({"__init__", "family", "messages", "settings"})
-"""Names that several modules may have."""
+SHARED_NAMES: Final = frozenset(
+    {
+        *(
+            "__init__",
+            "family",
+            "labels",
+            "messages",
+            "parties",
+            "policy",
+            "primary",
+            "rows",
+            "run",
+        ),
+        *("secondary", "settings", "stage"),
+    }
+)
+"""Names that several modules may have: those of the parts of a stage among them."""
 
 MOST_PARAMETERS: Final = 10
 """Most parameters of a function that is no command."""

@@ -17,7 +17,7 @@ _FOLDER: Final = "securevfl.stages"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stage:
+class StageManifest:
     """The manifest of a stage; a value is a ``module:object`` in the stage's folder."""
 
     metrics: Mapping[str, str] = field(default_factory=dict)
@@ -47,13 +47,13 @@ class Stage:
 
 
 @cache
-def stages() -> Mapping[str, Stage]:
+def stages() -> Mapping[str, StageManifest]:
     """Return the manifest of every stage, by the name of its folder."""
     names = sorted(
         module.name for module in pkgutil.iter_modules(importlib.import_module(_FOLDER).__path__)
     )
     folders = {name: importlib.import_module(f"{_FOLDER}.{name}") for name in names}
-    return {name: getattr(folder, "STAGE", Stage()) for name, folder in folders.items()}
+    return {name: getattr(folder, "STAGE", StageManifest()) for name, folder in folders.items()}
 
 
 def load_part(stage: str, reference: str) -> Any:
@@ -88,7 +88,7 @@ class Parts(MutableMapping[str, T]):
     A manifest may name a class, which stands for an instance of it.
 
     Args:
-        kind: The field of :class:`Stage` that names them.
+        kind: The field of :class:`StageManifest` that names them.
         core: Those of the core.
     """
 

@@ -15,8 +15,8 @@ from securevfl.core.command_line import AsJson
 from securevfl.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from securevfl.desk.accountants import AccountantFigure
     from securevfl.dp.budget import Budget
-    from securevfl.lab.accountants import AccountantFigure
 
 # The plot: from a fifth of the noise to ten times it, in equal ratios.
 _POINTS: Final = 17
@@ -120,8 +120,8 @@ def budget(
         "gradient_clip_norm": gradient_clip_norm,
         "accountant": accountant,
     }
+    from securevfl.desk.accountants import compare
     from securevfl.dp.budget import Budget
-    from securevfl.lab.accountants import compare
 
     asked = Budget(**settings)
     counted = asked.regime.caps_records or unit == "linked-row" or bool(links_per_record)
@@ -223,8 +223,8 @@ def _draw(budget: "Budget", *, path: Path, around: float) -> None:
     from matplotlib.figure import Figure
 
     from securevfl.core.files import write_text
+    from securevfl.desk.accountants import curves
     from securevfl.desk.report.plots import GREY, svg
-    from securevfl.lab.accountants import curves
 
     if path.suffix != ".svg":
         raise ConfigError(f"--plot: the file's name must end in .svg, got {path}")

@@ -6,7 +6,7 @@ and a secondary's is a table of handlers.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +105,18 @@ class SecondaryContext:
     """Receives warnings."""
     open_channels: OpenChannels | None = None
     """Way to the primary and, sealed, to helpers; None where all parties are in one process."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OtherParts:
+    """The other parties' parts of stages, as the primary reaches them."""
+
+    peers: Callable[[str], Peers]
+    """Returns the secondaries' parts of a stage, by its name."""
+    here: Mapping[str, Sequence[StageAtSecondary]] = field(default_factory=dict)
+    """The secondaries' parts by stage, where all parties are in one process."""
+    open_channels: OpenChannels | None = None
+    """Way to every party; None where all parties are in one process."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

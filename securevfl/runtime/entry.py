@@ -165,7 +165,7 @@ def train(
 
 @dataclass(kw_only=True, eq=False)
 class _StartedRun:
-    """A run that was asked for, with its folder and whoever watches it."""
+    """A requested run, with its folder and its observers."""
 
     config: FederationConfig
     tables: Mapping[str, PartyTable] | None

@@ -25,6 +25,7 @@ from securevfl.federation.run_plan import PredictionBudget, RunFacts, prediction
 from securevfl.federation.saved_model import FOLDER, SavedModel, load_model
 from securevfl.federation.session import handshake, membership
 from securevfl.federation.session.membership import Presence, SecondariesBackError
+from securevfl.federation.stage import OtherParts
 from securevfl.ledger.countersigning import Countersigning
 from securevfl.linkage.spec import LinkedPrimary, LinkSpec
 from securevfl.linkage.stage.link_cache import LinkCache
@@ -319,10 +320,12 @@ def _begin(
         countersigning=session.countersigning,
         presence=presence,
         # Between two messages a secondary may go through all of its records.
-        stage_peers=lambda _stage: PeersOverStar(
-            session.transport, plan.secondaries, wait=config.waits.work
+        parts=OtherParts(
+            peers=lambda _stage: PeersOverStar(
+                session.transport, plan.secondaries, wait=config.waits.work
+            ),
+            open_channels=session.open_channels,
         ),
-        open_channels=session.open_channels,
     )
 
 

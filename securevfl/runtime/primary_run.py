@@ -3,9 +3,8 @@
 import hashlib
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -37,8 +36,7 @@ from securevfl.federation.rounds.recording import Recorder
 from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.session.membership import Presence
 from securevfl.federation.session.party_files import PartyFiles
-from securevfl.federation.session.peers import Peers
-from securevfl.federation.stage import OpenChannels, PrimaryContext, StageAtSecondary, run_stages
+from securevfl.federation.stage import OtherParts, PrimaryContext, run_stages
 from securevfl.ledger.countersigning import Countersigning, epoch_point
 from securevfl.linkage.spec import LinkedPrimary
 from securevfl.linkage.stage.party_keys import keys_of
@@ -68,9 +66,7 @@ class PrimaryRun:
         *,
         countersigning: Countersigning | None = None,
         presence: Presence | None = None,
-        stage_peers: Callable[[str], Peers],
-        stage_parts: Mapping[str, Sequence[StageAtSecondary]] = MappingProxyType({}),
-        open_channels: OpenChannels | None = None,
+        parts: OtherParts,
     ) -> None:
         """Build the primary's half of the network, and report how many rows are aligned.
 
@@ -84,9 +80,7 @@ class PrimaryRun:
             options: Where and how; an observer, and models from Python.
             countersigning: Where ledger heads are exchanged; None in a simulation.
             presence: Record of which secondaries took part, and when; None where all always do.
-            stage_peers: Returns the secondaries' parts of a stage, by its name.
-            stage_parts: Parts of stages, by name, at the secondaries of this process.
-            open_channels: Way to every party; None where all parties are in one process.
+            parts: The other parties' parts of stages.
         """
         self.started = time.monotonic()
         self.plan = plan
@@ -128,13 +122,13 @@ class PrimaryRun:
                     primary=self.primary,
                     linked=linked,
                     files=files,
-                    peers=stage_peers(stage.name),
+                    peers=parts.peers(stage.name),
                     run_folder=options.run_folder,
                     data_root=options.data_root,
                     observe=self._observe,
                     estimator=options.base,
-                    open_channels=open_channels,
-                    here=stage_parts.get(stage.name, ()),
+                    open_channels=parts.open_channels,
+                    here=parts.here.get(stage.name, ()),
                 )
             )
             for stage in run_stages(plan.config)

@@ -29,7 +29,7 @@ from securevfl.federation.rounds.recording import Recorder, recording
 from securevfl.federation.rounds.secondary import EpochSaver, Secondary
 from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run, run_facts
 from securevfl.federation.session.peers import PeersHere
-from securevfl.federation.stage import SecondaryContext, run_stages, secondary_parts
+from securevfl.federation.stage import OtherParts, SecondaryContext, run_stages, secondary_parts
 from securevfl.ledger.ledger_file import lines_of_run
 from securevfl.linkage.spec import LinkedSecondary
 from securevfl.linkage.stage.linkage_parts import protection_of
@@ -318,17 +318,19 @@ class _Simulation:
             own,
             exchange,
             options,
-            stage_peers=lambda stage: PeersHere(
-                {
-                    rank: {**own_parts[stage].opening, **own_parts[stage].beside_rounds}
-                    for rank, own_parts in parts.items()
-                    if stage in own_parts
-                }
+            parts=OtherParts(
+                peers=lambda stage: PeersHere(
+                    {
+                        rank: {**own_parts[stage].opening, **own_parts[stage].beside_rounds}
+                        for rank, own_parts in parts.items()
+                        if stage in own_parts
+                    }
+                ),
+                here={
+                    stage.name: [own[stage.name] for own in parts.values() if stage.name in own]
+                    for stage in run_stages(config)
+                },
             ),
-            stage_parts={
-                stage.name: [own[stage.name] for own in parts.values() if stage.name in own]
-                for stage in run_stages(config)
-            },
         )
         run.links, run.linked_rows = links.counts, links.linked_rows
         return run

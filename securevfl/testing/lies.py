@@ -42,7 +42,7 @@ class Lie:
 
 
 def start_lying(command: PartyCommand, lies: Collection[Lie]) -> PartyCommand:
-    """Return how a party is started that tells ``lies``, which may be none of its own."""
+    """Return how to start a party that tells those of ``lies`` that are its own."""
     own = [lie.as_text() for lie in lies if lie.party == command.name]
     if not own:
         return command

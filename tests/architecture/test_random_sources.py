@@ -43,9 +43,9 @@ RUN_STREAM = "securevfl.core.conventions.stream"
 STREAM_ORDER = (RUN_STREAM, ".permutation")
 # What of it may be drawn again by whoever knows the run's seed, which all parties do; or by a test.
 LISTED = {
-    "stages/assist/local_models.py _build_model": ("trees of a local model", "random_state="),
-    "stages/assist/local_models.py cross_fit": ("folds of a local model", "random_state="),
-    "stages/assist/secondary.py AssistSecondary._fit": ("folds and trees", RUN_SEED),
+    "stages/assist/family.py _build_model": ("trees of a local model", "random_state="),
+    "stages/assist/family.py cross_fit": ("folds of a local model", "random_state="),
+    "stages/assist/parties.py AssistSecondary._fit": ("folds and trees", RUN_SEED),
     "federation/build.py _initialise_model": ("first weights", RUN_SEED, "torch.random.fork_rng"),
     "federation/encoder_fitting.py projection_of": ("a public projection", RUN_SEED),
     "stages/pretraining/learning.py LearnerWithRecords.learn_local": (
@@ -66,23 +66,23 @@ LISTED = {
     ),
     "federation/rounds/network_primary.py NetworkPrimary._train_epoch": ("batches", RUN_STREAM),
     "federation/rounds/fitted_primary.py CorrectionFit.__call__": ("folds", *STREAM_ORDER),
-    "federation/rounds/dropout.py DropoutStream.__init__": (
+    "federation/rounds/updates.py DropoutStream.__init__": (
         "dropout",
         RUN_SEED,
         "torch.Generator",
         ".manual_seed",
     ),
-    "federation/rounds/dropout.py DropoutStream._get": (
+    "federation/rounds/updates.py DropoutStream._get": (
         "dropout",
         "torch.cuda.get_rng_state",
         "torch.get_rng_state",
     ),
-    "federation/rounds/dropout.py DropoutStream._set": (
+    "federation/rounds/updates.py DropoutStream._set": (
         "dropout",
         "torch.cuda.set_rng_state",
         "torch.set_rng_state",
     ),
-    "federation/rounds/dropout.py DropoutStream.generator": ("dropout", "torch.Generator"),
+    "federation/rounds/updates.py DropoutStream.generator": ("dropout", "torch.Generator"),
     "linkage/links.py noised_similarities": (
         "a test's insecure_seed",
         "numpy.random.default_rng",

@@ -16,6 +16,7 @@ from helpers.discrete_gaussian import (
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
+from securevfl.desk.accountants import amplified_epsilon, average_std
 from securevfl.dp.accountant import pld_epsilon
 from securevfl.dp.budget import Budget
 from securevfl.dp.calibration import noise_multiplier_for
@@ -32,7 +33,6 @@ from securevfl.dp.sensitivity import (
     similarity_noise_std,
     sum_sensitivity,
 )
-from securevfl.lab.accountants import amplified_epsilon, average_std
 
 Inputs = Mapping[str, Any]
 Results = dict[str, float]

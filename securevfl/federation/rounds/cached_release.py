@@ -1,4 +1,4 @@
-"""A frozen encoder's release in parts, and its saved answers: what a run that was cut goes on from.
+"""A frozen encoder's release in parts, and its saved answers, from which a cut run continues.
 
 In the secondary's folder ``release.pt`` holds what all its rows are a function of: the encoder,
 fitted or not, and the links within the secret sample; it is there before the first row is charged.

@@ -130,7 +130,7 @@ _FOLDS: Final = 5
 
 @dataclass(frozen=True, eq=False)
 class CorrectionFit:
-    """Fits a tied top model to released numbers, over the base, and weighs trees beside it."""
+    """Fits a tied top model to released numbers, over the base, and weighs trees against it."""
 
     top: TiedTop | MixedTop
 

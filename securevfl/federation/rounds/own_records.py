@@ -14,7 +14,7 @@ from securevfl.models.building import Forward
 from securevfl.models.family import DistinctBottom
 
 LinkIndex = Int64[Tensor, "batch links"]
-"""Record of each link; anything valid where there is none."""
+"""Record of each link; any valid index where a slot holds no record."""
 
 LinkMask = Bool[Tensor, "batch links"]
 """True for each link that exists."""

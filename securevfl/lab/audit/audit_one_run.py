@@ -1,4 +1,4 @@
-"""One-run audit of training behind noise: guesses of which records were there.
+"""One-run audit of training behind noise: guesses at the records that were there.
 
 Every row has two records nearby, at opposite ends of the clip: a coin decides whether the first is
 there, and the second takes its place where it is not. All coins are guessed at once: from all
@@ -41,7 +41,7 @@ FALSE_ALARM: Final = 1e-11
 """Largest probability that one of the two tests fails a right mechanism."""
 
 CANARIES: Final = 1024
-"""m: number of records, each of which is there or not by a fair coin."""
+"""m: number of records; a fair coin decides for each whether it is there."""
 
 _GUESSED: Final = 384
 """r: number of guessed coins, half of them as "there"."""

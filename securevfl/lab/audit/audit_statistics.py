@@ -265,7 +265,7 @@ LONG: Final = 1
 """Place of world 1."""
 
 MIXED: Final = 2
-"""Place of the mixed rows, part of which is too short to be clipped."""
+"""Place of the mixed rows; some are too short to be clipped."""
 
 # Where the score of world 0, 0, and that of world 1, 1, are told apart with the fewest errors.
 _THRESHOLD: Final = 0.5

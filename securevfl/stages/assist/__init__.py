@@ -1,8 +1,8 @@
 """Assisted boosting: residuals in the place of gradients."""
 
-from securevfl.core.stages import Stage
+from securevfl.core.stages import StageManifest
 
-STAGE = Stage(
+STAGE = StageManifest(
     families={"assist": "family:AssistFamily"},
     policy="policy:AssistPolicy",
     run="stage:AssistStage",

@@ -1,8 +1,8 @@
 """Keyed hashes and Bloom filters of text keys."""
 
-from securevfl.core.stages import Stage
+from securevfl.core.stages import StageManifest
 
-STAGE = Stage(
+STAGE = StageManifest(
     metrics={"bloom": "code_keys:Bloom"},
     protections={"bloom": "by_codes:BloomProtection", "hashes": "by_codes:Hashes"},
 )

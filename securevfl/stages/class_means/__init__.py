@@ -1,5 +1,5 @@
 """Class means: the stage in which encoders are fitted to sums of records by class."""
 
-from securevfl.core.stages import Stage
+from securevfl.core.stages import StageManifest
 
-STAGE = Stage(policy="policy:ClassMeansPolicy", run="stage:ClassMeansStage")
+STAGE = StageManifest(policy="policy:ClassMeansPolicy", run="stage:ClassMeansStage")

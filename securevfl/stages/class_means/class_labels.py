@@ -154,7 +154,7 @@ def classes_among_alike(
     columns: Float64[np.ndarray, "rows columns"],
     classes: int,
 ) -> Int64[np.ndarray, " rows"]:
-    """Return classes by rank among rows that are alike, so that a class tells what columns do not.
+    """Return classes by rank among similar rows, so that a class adds to what columns say.
 
     An addition to the papers. Rows that are alike are those of one leaf of a k-d tree over the
     columns' ranks: 40 to 80 rows, or all of fewer. No value has a part in that, so an exchanged

@@ -98,7 +98,7 @@ class ClassMeansPolicy(StagePolicy):
             )
 
     def require_helpers(self, config: FederationConfig) -> None:
-        """Refuse labels under masks where nobody deals these.
+        """Refuse labels under masks in a federation without a dealer.
 
         Raises:
             ConfigError: If there is no dealer.

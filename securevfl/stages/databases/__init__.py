@@ -1,8 +1,8 @@
 """Tables in databases: DuckDB, SQLite, and servers that SQLAlchemy knows."""
 
-from securevfl.core.stages import Stage
+from securevfl.core.stages import StageManifest
 
-STAGE = Stage(
+STAGE = StageManifest(
     sources={
         **dict.fromkeys((".duckdb", ".ddb"), "databases:DUCKDB"),
         **dict.fromkeys((".sqlite", ".sqlite3", ".db"), "databases:SQLITE"),

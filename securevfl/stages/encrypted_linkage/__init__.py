@@ -1,5 +1,5 @@
 """Similarities under Paillier, and on secret shares of two helpers."""
 
-from securevfl.core.stages import Stage
+from securevfl.core.stages import StageManifest
 
-STAGE = Stage(protections={"shares": "shares:Shares", "paillier": "paillier:Paillier"})
+STAGE = StageManifest(protections={"shares": "shares:Shares", "paillier": "paillier:Paillier"})

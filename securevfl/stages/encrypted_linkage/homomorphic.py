@@ -34,7 +34,7 @@ from securevfl.linkage.metrics.metric import LARGEST_UNIT
 from securevfl.stages.encrypted_linkage import blockwise
 
 FEWEST_KEY_BITS: Final = 2048
-"""Fewest bits of a modulus that nobody factors."""
+"""Fewest bits of a modulus that is not factored in practice."""
 
 # A lane's mask is uniform over 2^40 times the values it hides: their distributions differ by at
 # most 2^-40.

@@ -1,5 +1,5 @@
 """Keys of several columns with metrics and weights of their own."""
 
-from securevfl.core.stages import Stage
+from securevfl.core.stages import StageManifest
 
-STAGE = Stage(metrics={"mixed": "mixed:Mixed"})
+STAGE = StageManifest(metrics={"mixed": "mixed:Mixed"})

@@ -234,7 +234,7 @@ def _alike(
     field: Field,
     edits: Callable[[Sequence[str], Sequence[str]], np.ndarray],
 ) -> Float64[np.ndarray, "*joint"]:
-    """Return similarities of values that broadcast to one another, of which ``edits`` knows how."""
+    """Return similarities of values that broadcast to one another; ``edits`` compares texts."""
     if field.scale is not None:  # of numbers alone
         return np.maximum(0, 1 - np.abs(mine - theirs) / field.scale)
     if field.kind == "exact":

@@ -1,5 +1,5 @@
 """Self-supervised pretraining of encoders (FedHSSL): the stage before supervised rounds."""
 
-from securevfl.core.stages import Stage
+from securevfl.core.stages import StageManifest
 
-STAGE = Stage(policy="policy:PretrainingPolicy", run="stage:PretrainingStage")
+STAGE = StageManifest(policy="policy:PretrainingPolicy", run="stage:PretrainingStage")

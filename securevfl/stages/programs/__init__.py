@@ -1,5 +1,5 @@
 """Programs of the user's own that all parties run on secret shares."""
 
-from securevfl.core.stages import Stage
+from securevfl.core.stages import StageManifest
 
-STAGE = Stage(session="session:run_program")
+STAGE = StageManifest(session="session:run_program")

@@ -1,5 +1,5 @@
 """Private set intersection of exact keys."""
 
-from securevfl.core.stages import Stage
+from securevfl.core.stages import StageManifest
 
-STAGE = Stage(protections={"psi": "psi:Psi"})
+STAGE = StageManifest(protections={"psi": "psi:Psi"})

@@ -181,7 +181,7 @@ class Psi(KeysAsTheyAre):
         return None if metric.equal_only else "finds equal keys alone"
 
     def check_settings(self, settings: Mapping[str, Any]) -> None:
-        """Refuse a bound beside the number itself."""
+        """Refuse a bound where the number itself is given."""
         if None not in (settings["pad_to"], settings["most_keys"]):
             raise ConfigError("most_keys: pad_to is the number itself; give one of them")
 

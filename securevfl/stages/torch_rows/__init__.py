@@ -1,5 +1,5 @@
 """Tensors and datasets of torch as tables."""
 
-from securevfl.core.stages import Stage
+from securevfl.core.stages import StageManifest
 
-STAGE = Stage(rows={"torch": "torch_rows:frame_of_rows"})
+STAGE = StageManifest(rows={"torch": "torch_rows:frame_of_rows"})

@@ -1,5 +1,5 @@
 """Tables in Excel's workbooks."""
 
-from securevfl.core.stages import Stage
+from securevfl.core.stages import StageManifest
 
-STAGE = Stage(sources=dict.fromkeys((".xlsx", ".xlsm"), "workbooks:WORKBOOK"))
+STAGE = StageManifest(sources=dict.fromkeys((".xlsx", ".xlsm"), "workbooks:WORKBOOK"))

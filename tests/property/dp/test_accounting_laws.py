@@ -5,10 +5,10 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from securevfl.desk.accountants import amplified_epsilon, sampled_gaussian_epsilon
 from securevfl.dp import Privacy
 from securevfl.dp.gaussian import gaussian_delta, gaussian_epsilon, gaussian_noise_multiplier
 from securevfl.dp.release_plan import ReleasePlan
-from securevfl.lab.accountants import amplified_epsilon, sampled_gaussian_epsilon
 
 multipliers = st.floats(0.05, 200.0)
 deltas = st.floats(1e-12, 0.1)

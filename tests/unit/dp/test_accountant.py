@@ -8,12 +8,12 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.rdp import RdpAccountant
 
 from securevfl.core.errors import ConfigError, PrivacyError
+from securevfl.desk.accountants import sampled_gaussian_epsilon
 from securevfl.dp.accountant import epsilon_of, pld_epsilon, simplify_releases
 from securevfl.dp.events import EntitySampledRelease, GaussianRelease, Neighbouring, SampledRelease
 from securevfl.dp.gaussian import gaussian_epsilon
 from securevfl.dp.renyi import epsilon_of_divergence, rdp_epsilon, renyi_divergence
 from securevfl.dp.shift_mixture import checked_epsilon, least_epsilon
-from securevfl.lab.accountants import sampled_gaussian_epsilon
 
 
 def sampled(count: int = 100, **changes: float) -> SampledRelease:

@@ -5,11 +5,11 @@ import math
 import pytest
 
 from securevfl.core.errors import ConfigError, PrivacyError
+from securevfl.desk.accountants import compare
 from securevfl.dp.accountant import pld_epsilon
 from securevfl.dp.budget import Budget
 from securevfl.dp.events import SampledRelease
 from securevfl.dp.gaussian import gaussian_epsilon
-from securevfl.lab.accountants import compare
 
 
 def budget(**changes) -> Budget:

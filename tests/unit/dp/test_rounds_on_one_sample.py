@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
+from securevfl.desk.accountants import sampled_gaussian_epsilon
 from securevfl.dp.gaussian import composed_multiplier
-from securevfl.lab.accountants import sampled_gaussian_epsilon
 
 STEP = 0.02
 POINTS = np.arange(-9, 9 + 6, STEP)
