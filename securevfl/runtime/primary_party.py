@@ -137,8 +137,9 @@ class PrimarySession:
     def open_channels(self, names: Collection[str], kinds: Kinds) -> PrimaryChannels:
         """Return channels to some parties, between which sealed messages are relayed."""
         ranks = {name: rank for name, rank in self.party.config.ranks.items() if name in names}
-        deadline_s = self._waits.work.primary_s
-        return PrimaryChannels(self.transport, ranks, kinds=kinds, deadline_s=deadline_s)
+        return PrimaryChannels(
+            self.transport, ranks, kinds=kinds, deadline_s=self._waits.work.primary_s
+        )
 
     def end(self, callers: Collection[str]) -> None:
         """Countersign the ledgers, and let the parties go.

@@ -34,7 +34,7 @@ def primary(*, fitted: bool, on_training: float, on_validation: float) -> Any:
     signs = (2 * targets - 1)[:, None]
     one = Decided(
         head=TaskHead(task="binary"),
-        plan=SimpleNamespace(fits_class_means=fitted),
+        plan=SimpleNamespace(config=SimpleNamespace(encoder_reads_labels=fitted)),
         data=SimpleNamespace(
             base=torch.zeros(80, 1),
             targets=targets,
