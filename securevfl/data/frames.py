@@ -20,7 +20,8 @@ from securevfl.data.party_tables import (
 )
 from securevfl.data.scaling import NOTHING_DECLARED, ColumnSettings
 from securevfl.data.sources.pieces import plain, to_pandas
-from securevfl.data.sources.settings import FRAMES_OF_ROWS, require_different
+from securevfl.data.sources.settings import require_different
+from securevfl.data.sources.table_source import FRAMES_OF_ROWS
 from securevfl.data.sources.text_numbers import split_unit_sign
 from securevfl.data.tables import PartyTable
 

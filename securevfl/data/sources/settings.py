@@ -9,20 +9,17 @@ import re
 import shlex
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from encodings.aliases import aliases
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal, Protocol, runtime_checkable
-
-import pandas as pd
+from typing import Any, ClassVar, Final, Literal
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.files import MOST_OF_SETTINGS, read_text
 from securevfl.core.formatting import toml_value
 from securevfl.core.settings import read_settings
-from securevfl.core.stages import Parts
 
 _SHOWN = 20
 
@@ -360,47 +357,3 @@ def query_behind(path: Path) -> str | None:
 def file_named(path: Path, file: str) -> Path:
     """Return the file that a source file names; relative to its own folder, if it is relative."""
     return path.parent / Path(file).expanduser()
-
-
-IN_ROWS: Final = ("skip_lines", "header", "empty", "dates")
-"""Settings of sources that hold cells as users wrote them, row by row."""
-
-
-@runtime_checkable
-class ReadTable(Protocol):
-    """Reads a table or a part of one."""
-
-    def __call__(self, path: Path, reading: Reading, wanted: Wanted, *, where: str) -> pd.DataFrame:
-        """Return the wanted columns.
-
-        Args:
-            path: The table's file; of a table at an address, the ``NAME.source.toml`` with it.
-            reading: Settings of the source.
-            wanted: Which columns.
-            where: Name of the source in messages.
-
-        Raises:
-            DataError: If it cannot be read, or a column is missing or named twice.
-            OSError: If there is no such file.
-        """
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TableSource:
-    """One kind of source."""
-
-    kind: str
-    """Noun for messages."""
-
-    settings: tuple[str, ...]
-    """Settings of ``reading`` that go with it."""
-
-    read: ReadTable
-    """Reader of its tables."""
-
-
-SOURCES: Final = Parts[TableSource]("sources", {})
-"""Sources by the suffix of a file; ``"url"``: the address in a ``NAME.source.toml``."""
-
-FRAMES_OF_ROWS: Final = Parts[Callable[..., pd.DataFrame | None]]("rows", {})
-"""Functions that return rows in memory of a library, which are no frame, as one."""
