@@ -62,9 +62,18 @@ def load_part(stage: str, reference: str) -> Any:
     return getattr(importlib.import_module(f"{_FOLDER}.{stage}.{module}"), name)
 
 
+def _references(kind: str) -> dict[str, tuple[str, str]]:
+    """Return the stage and the ``module:object`` of each part of one kind, by the part's name."""
+    return {
+        name: (stage, reference)
+        for stage, manifest in stages().items()
+        for name, reference in getattr(manifest, kind).items()
+    }
+
+
 def part_names(kind: str) -> set[str]:
     """Return the names of all parts of one kind, such as ``"families"``, without loading any."""
-    return {name for manifest in stages().values() for name in getattr(manifest, kind)}
+    return set(_references(kind))
 
 
 def load_session() -> Any:
@@ -75,11 +84,7 @@ def load_session() -> Any:
 
 def load_parts(kind: str) -> dict[str, Any]:
     """Return all parts of one kind, such as ``"metrics"``, by their names."""
-    return {
-        name: load_part(stage, reference)
-        for stage, manifest in stages().items()
-        for name, reference in getattr(manifest, kind).items()
-    }
+    return {name: load_part(*reference) for name, reference in _references(kind).items()}
 
 
 class Parts(MutableMapping[str, T]):
@@ -96,16 +101,8 @@ class Parts(MutableMapping[str, T]):
         self._kind = kind
         self._loaded = dict(core)
 
-    def _references(self) -> dict[str, tuple[str, str]]:
-        """Return the stage and the reference of each of the stages' parts."""
-        return {
-            name: (stage, reference)
-            for stage, manifest in stages().items()
-            for name, reference in getattr(manifest, self._kind).items()
-        }
-
     def __getitem__(self, name: str) -> T:
-        if name not in self._loaded and name in (references := self._references()):
+        if name not in self._loaded and name in (references := _references(self._kind)):
             part = load_part(*references[name])
             self._loaded[name] = part() if isinstance(part, type) else part
         return self._loaded[name]
@@ -117,12 +114,12 @@ class Parts(MutableMapping[str, T]):
         del self._loaded[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._loaded or name in self._references()
+        return name in self._loaded or name in _references(self._kind)
 
     def __iter__(self) -> Iterator[str]:
-        stage_parts = self._references()
+        stage_parts = _references(self._kind)
         own = [name for name in self._loaded if name not in stage_parts]
         return iter((*own, *stage_parts))
 
     def __len__(self) -> int:
-        return len({*self._loaded, *self._references()})
+        return len({*self._loaded, *_references(self._kind)})
