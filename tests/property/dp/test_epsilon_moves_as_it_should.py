@@ -101,6 +101,18 @@ def test_small_deltas_move_epsilon_as_they_should(
 
 
 @pytest.mark.parametrize(
+    ("rate", "more"), [(5.844176013046653e-09, 1.0001), (1.522997974471263e-08, 1.6487212707001282)]
+)
+def test_the_best_order_is_found_where_epsilon_leaps_behind_it(rate: float, more: float) -> None:
+    """At tiny rates epsilon falls with the order up to a leap: an order that is off costs alike."""
+    release = EntitySampledRelease(
+        parties=2, sampling_rate=rate, noise_multiplier=6.2928110481082316, count=20
+    )
+    delta = 1.522997974471263e-08
+    check_moves(release, delta=delta, more=more, tolerance=1e-6, method="rdp")
+
+
+@pytest.mark.parametrize(
     ("releases", "examples"), [(SAMPLED, 12), (ENTITY, 4)], ids=["sampled", "entity"]
 )
 def test_any_sampled_release_has_an_epsilon_that_divergences_hardly_better(
