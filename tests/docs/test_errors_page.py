@@ -36,7 +36,7 @@ def test_every_public_error_and_every_exit_code_is_on_the_page() -> None:
 def test_every_status_of_the_service_is_on_the_page() -> None:
     serving = ROOT / "securevfl" / "serving"
     code = "".join(path.read_text(encoding="utf-8") for path in sorted(serving.glob("*.py")))
-    found = set(re.findall(r"refused\(\s*(\d{3}), \"(\w+)\"", code))
+    found = set(re.findall(r"error_response\(\s*(\d{3}), \"(\w+)\"", code))
 
     assert len(found) > 5
     assert found <= set(re.findall(r"^\| (\d{3}) \| `(\w+)`", PAGE, flags=re.MULTILINE))

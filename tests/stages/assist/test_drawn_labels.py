@@ -115,8 +115,7 @@ def test_what_is_sent_is_made_of_drawn_labels_alone(
     # Labels as they are choose lambda too: in the second run the correction counts for nothing.
     scales = iter([1.0, 0.0])
     monkeypatch.setattr(choice, "choose_scale", lambda *_, **__: next(scales))
-    for module in (assist_labels, assist_primary):
-        monkeypatch.setattr(module, "best_step", never_zero)
+    monkeypatch.setattr(parties, "best_step", never_zero)
     monkeypatch.setattr(parties, "randomised_labels", the_same_again)
     monkeypatch.setattr(parties, "noised_labels", the_same_again)
     first = run(config, tables, tmp_path / "first")

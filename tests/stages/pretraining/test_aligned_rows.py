@@ -304,13 +304,14 @@ def test_training_keeps_to_aligned_rows_where_it_is_told_to(
     """Of any family; validation and test rows stay all of them, and so do alone's."""
     model = {"family": family} if family == "exact" else {}
     seen: list[Rows] = []
-    train = NetworkPrimary._train_batch
+    plan_round = NetworkPrimary._plan
 
-    def noted(self: NetworkPrimary, rows: Rows, active: tuple[int, ...], *, epoch: int) -> Any:
-        seen.append(rows)
-        return train(self, rows, active, epoch=epoch)
+    def noted(self: NetworkPrimary, rows: Rows, purpose: Any, active: tuple[int, ...]) -> Any:
+        if purpose == "train":
+            seen.append(rows)
+        return plan_round(self, rows, purpose, active)
 
-    monkeypatch.setattr(NetworkPrimary, "_train_batch", noted)
+    monkeypatch.setattr(NetworkPrimary, "_plan", noted)
     sections = {"model": model} if model else {}
     found = {}
     for choice in ("all", "aligned"):

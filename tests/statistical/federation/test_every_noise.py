@@ -240,7 +240,7 @@ def check_samples_of_rounds(folder: Path) -> None:
             for epoch in range(1, epochs + 1):
                 plan = one.round(2 * epoch, rows, "train")
                 for rank, secondary in one.secondaries.items():
-                    seen = records_seen(secondary, partial(secondary.answer, plan))
+                    seen = records_seen(secondary, partial(answer, secondary, plan))
                     secondary.learn(plan, torch.zeros(len(rows), *one.plan.cut.shape))
                     drawn[rank][-1].append(seen[rows])
                 one.end_epoch(epoch, number=2 * epoch + 1)
@@ -265,7 +265,7 @@ def check_samples_of_passes(folder: Path, choose: str) -> None:
             for secondary in one.secondaries.values():
                 passed = one.passed()
                 samples.append(
-                    records_seen(secondary, lambda: list(map(secondary.answer, passed)))  # noqa: B023
+                    records_seen(secondary, lambda: [answer(secondary, plan) for plan in passed])  # noqa: B023
                 )
         require_samples(samples[:2], samples[2:], rate)
 

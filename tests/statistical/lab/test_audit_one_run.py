@@ -93,7 +93,7 @@ def plain_updates(secondary: Secondary) -> None:
     """Updates are sums alone, and the ledger says what it always says."""
     noise = secondary.gradient_noise
     assert noise is not None
-    vars(noise)["noised"] = lambda total: (total * noise.granularity).float()
+    vars(noise)["add_noise"] = lambda total: (total * noise.granularity).float()
 
 
 def test_what_is_installed_passes(monkeypatch: pytest.MonkeyPatch) -> None:
