@@ -47,7 +47,7 @@ class AssistPolicy(StagePolicy):
             ConfigError: Naming the field, the rule and the value.
         """
         name = config.family.name
-        if config.privacy.encoder != "trained":
+        if config.regime.caps_records:
             raise ConfigError(
                 f"privacy.encoder: {name!r} fits models in rounds, and none is "
                 f'{config.privacy.encoder}; write encoder = "trained"'

@@ -33,7 +33,7 @@ class PretrainingPolicy(StagePolicy):
         Raises:
             ConfigError: If the top model is one.
         """
-        if config.top is not None and config.privacy.encoder == "frozen":
+        if config.top is not None and not config.regime.learns:
             raise ConfigError(
                 f'model.top: "{config.top.name}" takes the place of the network that '
                 f"{config.family.name!r} pretrains; choose a family without pretraining"
@@ -41,12 +41,12 @@ class PretrainingPolicy(StagePolicy):
 
     def why_noise_fails(self, config: FederationConfig) -> str | None:
         """Return that encoders that do not train were pretrained without noise."""
-        encoder, name = config.privacy.encoder, config.family.name
-        if encoder == "trained":
+        regime, name = config.regime, config.family.name
+        if not regime.caps_records:
             return None
         return (
             f"model.family: {name!r} pretrains encoders on private records without noise, so they "
-            f"are not {encoder} in the sense of the promise; use encoder = "
+            f"are not {regime.name} in the sense of the promise; use encoder = "
             f'"trained", or "fedsplitnn"'
         )
 
