@@ -42,7 +42,6 @@ from research.common.linked_tables import Tables, write_table
 from research.frontier.table import Found, draw, noise_at, print_table
 from research.frontier.waterfall import STEPS, Enlarged, steps
 from research.results.beside_alone import SETS as BESIDE
-from securevfl.config.encoder import CLASSES_OF_NUMBERS
 from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import parse_federation
 from securevfl.core.errors import PrivacyError
@@ -235,7 +234,7 @@ def federation_of(
         }
         for number, table in enumerate(own)
     ]
-    classes = len(own[0].classes or ()) or CLASSES_OF_NUMBERS
+    classes = len(own[0].classes or ()) or 2
     class_means = method in LABELS
     encoder: dict[str, Any] = {"method": "principal", "layout": "blocks"}
     if class_means:

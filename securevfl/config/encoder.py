@@ -26,7 +26,8 @@ class EncoderSettings:
     method: Literal["random", "principal", "class-means"]
     """``random``: a projection drawn without data. Others are fitted to each secondary's records
     behind noise that epsilon counts. ``principal``: leading principal components. ``class-means``:
-    ``hidden`` numbers, one for each class, that all secondaries write into."""
+    one score a record for a label of two classes or a number, else ``hidden`` numbers, one for each
+    class, that all secondaries write into."""
 
     layout: Literal["blocks", "sum"] | None = None
     """``blocks``: every secondary has its own coordinates, ``hidden`` over their number. ``sum``:
@@ -72,8 +73,6 @@ class EncoderSettings:
 
 
 AUTO: Final = "auto"
-CLASSES_OF_NUMBERS: Final = 2
-"""Class means of a label that is a number: for its lower and for its upper half."""
 NEIGHBOURS: Final = 4
 _RELEASED_AT_ONCE: Final = 1024
 """Rows of a round where nothing trains by rounds, and each round has its own cost."""
@@ -122,7 +121,7 @@ def _chosen_settings(source: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
             "of a multiclass label"
         )
     if task != "multiclass":
-        classes = 2 if task == "binary" else CLASSES_OF_NUMBERS
+        classes = 2
     roles = [party.get("role") for party in source.get("party", []) if isinstance(party, Mapping)]
     linkage = source.get("linkage")
     metric = linkage.get("metric", "euclidean") if isinstance(linkage, Mapping) else "euclidean"
@@ -136,8 +135,9 @@ def _chosen_settings(source: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 def recommend(*, classes: int | None, metric: Any, dealer: bool) -> dict[str, dict[str, Any]]:
     """Return the settings, by table and name, that did best where such a federation was measured.
 
-    Encoders are class means, with one secondary too: what all of them write has as many numbers
-    as the label has classes, so no noise is spent on what is unrelated to it.
+    Encoders are class means, with one secondary too: what all of them write is one score, or as
+    many numbers as the label has classes, so no epsilon is spent on what is unrelated to it. A
+    score is of a row with one record, which costs less than the best of several.
 
     Args:
         classes: Number of classes of the label, 2 of a number; None if it is unknown.
@@ -147,8 +147,8 @@ def recommend(*, classes: int | None, metric: Any, dealer: bool) -> dict[str, di
     return {
         "model": {
             "family": "fet",
-            **({} if metric == "exact" else {"neighbours": NEIGHBOURS}),
-            "hidden": classes,
+            **({} if metric == "exact" else {"neighbours": 1 if classes == 2 else NEIGHBOURS}),
+            "hidden": 1 if classes == 2 else classes,
             "heads": 1,
             "release": "pooled",
             "top": "mixed",

@@ -131,10 +131,13 @@ class FederationConfig:
 
     @property
     def scores(self) -> bool:
-        """Whether encoders send one score as an angle: fitted to labels of two classes."""
-        if not self.encoder_reads_labels or self.federation.task == "multiclass":
-            return False
-        return self.family.cut_shape(self.model)[1] == 2
+        """Whether encoders send one score a record: fitted to labels of two classes."""
+        return self.encoder_reads_labels and self.federation.task != "multiclass"
+
+    @property
+    def encoder_classes(self) -> int:
+        """The number of classes that encoders are fitted to; of a number, its halves."""
+        return 2 if self.scores else self.family.cut_shape(self.model)[1]
 
     @property
     def in_blocks(self) -> bool:
@@ -159,8 +162,7 @@ class FederationConfig:
         A number's class is by its rank: with its own row it takes one more over each border between
         classes. What a label may cost is divided among them.
         """
-        _, classes = self.family.cut_shape(self.model)
-        return classes if self.federation.task == "regression" else 1
+        return self.encoder_classes if self.federation.task == "regression" else 1
 
     @property
     def continues_on_loss(self) -> bool:

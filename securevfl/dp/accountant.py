@@ -16,9 +16,10 @@ from typing import Any, Final, Literal
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, of_an_extra
 from securevfl.dp import events
-from securevfl.dp.gaussian import composed_multiplier, gaussian_epsilon
+from securevfl.dp.gaussian import composed_multiplier, gaussian_epsilon, smallest_enough
 from securevfl.dp.renyi import rdp_epsilon
 from securevfl.dp.shift_mixture import SMALLEST_SAMPLED_MULTIPLIER, checked_epsilon, shift_mixture
+from securevfl.dp.symbols import largest_loss, symbols_delta
 
 Method = Literal["auto", "pld", "rdp"]
 
@@ -72,7 +73,10 @@ def epsilon_of(
     """
     checks.open_unit(delta=delta)
     checks.one_of(("auto", "pld", "rdp"), method=method)
+    symbols = tuple(release for release in releases if isinstance(release, events.SymbolRelease))
     left = simplify_releases(releases)
+    if any(release.count for release in symbols):
+        return _with_symbols(symbols, left, delta=delta, method=method)
     if not left:
         return 0.0
     if method == "rdp":
@@ -94,25 +98,50 @@ def epsilon_of(
         return _by_divergences(left, delta)
 
 
-def simplify_releases(releases: Sequence[events.Release]) -> tuple[events.Release, ...]:
-    """Drop what releases nothing, and merge all Gaussian releases without sampling into one."""
+def _with_symbols(
+    symbols: tuple[events.SymbolRelease, ...],
+    noised: tuple[events.NoisedRelease, ...],
+    *,
+    delta: float,
+    method: Method,
+) -> float:
+    """Return epsilon of symbols, which have a bounded loss, beside releases behind noise."""
+    if any(not isinstance(release, events.GaussianRelease) for release in noised):
+        # Pure epsilon adds up with whatever holds at delta.
+        rest = epsilon_of(noised, delta=delta, method=method)
+        return rest + sum(largest_loss(release) for release in symbols)
+    multiplier = noised[0].noise_multiplier if noised else None
+
+    def enough(epsilon: float) -> bool:
+        return symbols_delta(symbols, epsilon=epsilon, noise_multiplier=multiplier) <= delta
+
+    if enough(0.0):
+        return 0.0
+    return smallest_enough(enough, start=1.0, what=f"epsilon of symbols at {delta=}")
+
+
+def simplify_releases(releases: Sequence[events.Release]) -> tuple[events.NoisedRelease, ...]:
+    """Drop what releases nothing, and merge all Gaussian releases without sampling into one.
+
+    Symbols are left out: their loss is no Gaussian's.
+    """
     gaussian: list[float] = []
-    sampled: list[events.Release] = []
+    sampled: list[events.NoisedRelease] = []
     for release in releases:
-        if release.count == 0:
+        if release.count == 0 or isinstance(release, events.SymbolRelease):
             continue
         plain = _as_plain(release)
         if isinstance(plain, events.GaussianRelease):
             gaussian.append(plain.noise_multiplier / math.sqrt(plain.count))
         else:
             sampled.append(plain)
-    merged: list[events.Release] = []
+    merged: list[events.NoisedRelease] = []
     if gaussian:
         merged.append(events.GaussianRelease(noise_multiplier=composed_multiplier(*gaussian)))
     return (*merged, *sampled)
 
 
-def _as_plain(release: events.Release) -> events.Release:
+def _as_plain(release: events.NoisedRelease) -> events.NoisedRelease:
     """Return a release that costs no less, and whose cost can be computed."""
     if isinstance(release, events.GaussianRelease):
         return release
@@ -133,7 +162,7 @@ def _as_plain(release: events.Release) -> events.Release:
 
 
 @lru_cache(maxsize=256)
-def _by_divergences(releases: tuple[events.Release, ...], delta: float) -> float:
+def _by_divergences(releases: tuple[events.NoisedRelease, ...], delta: float) -> float:
     epsilon = rdp_epsilon(releases, delta=delta)
     # Sampling never costs; without it the curve is exact, which Renyi accounting is not.
     all_records = composed_multiplier(
@@ -169,7 +198,7 @@ def pld_epsilon(releases: Sequence[events.Release], *, delta: float) -> float:
 
 
 @lru_cache(maxsize=256)
-def _pld_epsilon(releases: tuple[events.Release, ...], delta: float) -> float:
+def _pld_epsilon(releases: tuple[events.NoisedRelease, ...], delta: float) -> float:
     if not releases:
         return 0.0
     allowance = _allowance(releases)
@@ -189,7 +218,7 @@ def _pld_epsilon(releases: tuple[events.Release, ...], delta: float) -> float:
     return checked_epsilon(epsilon, releases=releases, delta=delta)
 
 
-def _is_practical(releases: Sequence[events.Release], delta: float) -> bool:
+def _is_practical(releases: Sequence[events.NoisedRelease], delta: float) -> bool:
     """Return whether float64 resolves the distributions and their grids are of comfortable size."""
     if _allowance(releases) > _LARGEST_ALLOWANCE * delta:
         return False
@@ -199,13 +228,13 @@ def _is_practical(releases: Sequence[events.Release], delta: float) -> bool:
     return max(widest, span) <= _COMFORTABLE_COMPOSED * _grid_step(releases)
 
 
-def _allowance(releases: Sequence[events.Release]) -> float:
+def _allowance(releases: Sequence[events.NoisedRelease]) -> float:
     """Return by how much float64 and tails that are cut can put delta off."""
     rounding = _FLOAT_ERROR * sum(release.count + 2 for release in releases)
     return rounding + 4 * _TAIL_MASS * len(releases)
 
 
-def _single(release: events.Release, step: float) -> Any:
+def _single(release: events.NoisedRelease, step: float) -> Any:
     # A second of every process's start, which only sampled releases need.
     privacy_loss_distribution = of_an_extra(
         "dp_accounting.pld.privacy_loss_distribution", use="accounting of sampled releases"
@@ -254,7 +283,7 @@ def _self_compose(single: Any, count: int, *, points: float) -> Any:
     return total
 
 
-def _grid_step(releases: Sequence[events.Release]) -> float:
+def _grid_step(releases: Sequence[events.NoisedRelease]) -> float:
     """Return a step fine enough for every release, and coarse enough for time and memory."""
     stds = [shift_mixture(_as_removal(release)).loss_std() for release in releases]
     widest, span = _extent(releases)
@@ -265,7 +294,7 @@ def _grid_step(releases: Sequence[events.Release]) -> float:
     return max(step, span / _LARGEST_GRID)
 
 
-def _extent(releases: Sequence[events.Release]) -> tuple[float, float]:
+def _extent(releases: Sequence[events.NoisedRelease]) -> tuple[float, float]:
     """Return the range of the widest release's losses, and the span of all losses' sum, in nats."""
     pairs = [shift_mixture(_as_removal(release)) for release in releases]
     variance = math.fsum(
@@ -275,7 +304,7 @@ def _extent(releases: Sequence[events.Release]) -> tuple[float, float]:
     return widest, _SPAN * math.sqrt(variance) + variance
 
 
-def _as_removal(release: events.Release) -> events.Release:
+def _as_removal(release: events.NoisedRelease) -> events.NoisedRelease:
     """Return a release whose loss spreads no more than an exchange's, for choosing a grid."""
     if isinstance(release, events.SampledRelease):
         return replace(release, neighbouring=events.Neighbouring.ADD_REMOVE)

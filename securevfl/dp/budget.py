@@ -170,7 +170,7 @@ class Budget:
         """The encoder's regime."""
         return REGIMES[self.encoder]
 
-    def releases(self, noise_multiplier: float) -> list[events.Release]:
+    def releases(self, noise_multiplier: float) -> list[events.NoisedRelease]:
         """Return the plan's releases at a round's noise multiplier ``z``, for an accountant.
 
         The rounds come first, and what each secondary says of its links after them.
@@ -181,7 +181,7 @@ class Budget:
         answers = 1 if self.unit == "secondary-record" else self.secondaries
         return [rounds, events.link_count_release(rounds, answers=answers)]
 
-    def _rounds(self, noise_multiplier: float) -> events.Release:
+    def _rounds(self, noise_multiplier: float) -> events.NoisedRelease:
         """Return what all rounds release.
 
         References:

@@ -20,7 +20,7 @@ _FIRST_WIDENING: Final = 1.02
 
 
 def noise_multiplier_for(
-    releases_at: Callable[[float], Sequence[events.Release]],
+    releases_at: Callable[[float], Sequence[events.NoisedRelease]],
     *,
     epsilon: float,
     delta: float,
@@ -62,7 +62,7 @@ def noise_multiplier_for(
 
 
 def _if_gaussian(
-    releases_at: Callable[[float], Sequence[events.Release]], *, epsilon: float, delta: float
+    releases_at: Callable[[float], Sequence[events.NoisedRelease]], *, epsilon: float, delta: float
 ) -> float | None:
     """Solve a plan of Gaussians whose multipliers are fixed or scale with the argument.
 
@@ -91,7 +91,7 @@ def _if_gaussian(
 
 
 def _central_limit_guess(
-    releases_at: Callable[[float], Sequence[events.Release]], *, epsilon: float, delta: float
+    releases_at: Callable[[float], Sequence[events.NoisedRelease]], *, epsilon: float, delta: float
 ) -> float:
     """Guess by [DRS19] Corollary 5.4: many sampled releases act as one Gaussian release.
 

@@ -100,13 +100,40 @@ class EntitySampledRelease:
         checks.require_limits(self)
 
 
-Release = GaussianRelease | SampledRelease | EntitySampledRelease
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SymbolRelease:
+    """``count`` symbols, each of which one unit alone decides (:mod:`securevfl.dp.symbols`).
+
+    A unit that is removed leaves a uniform cell: p and q become 1/M each. A unit that is exchanged,
+    or brings another one forward, leaves another cell: p becomes q there, and q becomes p.
+    """
+
+    cells: checks.Count
+    """M, number of cells."""
+
+    odds: checks.Rate
+    """``q / p``: probability of any other cell over that of the unit's own, in (0, 1]."""
+
+    exchanged: bool
+    """Whether the unit may be exchanged for another; else it is removed or added."""
+
+    count: checks.FromZero = 1
+    """How many symbols, >= 0."""
+
+    def __post_init__(self) -> None:
+        checks.require_limits(self)
+
+
+NoisedRelease = GaussianRelease | SampledRelease | EntitySampledRelease
+"""A release behind Gaussian noise."""
+
+Release = NoisedRelease | SymbolRelease
 
 
 _LINK_COUNT_NOISE: Final = 10.0
 
 
-def link_count_release(whole: Release, *, answers: int) -> GaussianRelease:
+def link_count_release(whole: NoisedRelease, *, answers: int) -> GaussianRelease:
     """Return the answers on how many rows are linked that one unit is in.
 
     Together they have ten times the noise multiplier of the other releases, which is that of one

@@ -1,11 +1,13 @@
 """Release plan of a run: from a plan to noise, and from noise to epsilon.
 
 ``tau`` is the standard deviation of the noise that each secondary adds to its own term of the sum,
-in the units of the representation. Formulas: docs/privacy.md, section 3.
+in the units of the representation; of symbols, it is the odds of another cell
+(:mod:`securevfl.dp.symbols`). Formulas: docs/privacy.md, section 3.
 """
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, assert_never
 
 from securevfl.core import checks
@@ -16,15 +18,18 @@ from securevfl.dp.calibration import noise_multiplier_for
 from securevfl.dp.events import (
     EntitySampledRelease,
     GaussianRelease,
+    NoisedRelease,
     Release,
     SampledRelease,
+    SymbolRelease,
     Unit,
     link_count_release,
 )
-from securevfl.dp.gaussian import composed_multiplier, gaussian_noise_multiplier
+from securevfl.dp.gaussian import composed_multiplier, gaussian_noise_multiplier, smallest_enough
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.sensitivity import gradient_sensitivity, honest_parties, row_change
 from securevfl.dp.statement import Statement, bounded_statement, unbounded_statement
+from securevfl.dp.symbols import CELLS, SymbolPlan, surviving_share, symbols_delta
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,8 +151,16 @@ class ReleasePlan:
     however many there are; ``min_active`` of the ``parties`` answer this one. None: what a record
     can change is bounded by what is planned here."""
 
+    symbols: SymbolPlan | None = None
+    """Symbols of one score a record, in place of Gaussian noise; None: vectors behind noise."""
+
     def __post_init__(self) -> None:
         checks.require_limits(self)
+        if self.symbols is not None and self.privacy.epsilon is None:
+            raise ConfigError(
+                "privacy.noise_multiplier: is of Gaussian noise, and one score a record is "
+                "released as a symbol, without any; give privacy.epsilon instead"
+            )
         if self.min_active > self.parties:
             raise ConfigError(
                 f"min_active must be at most parties, got {self.min_active} of {self.parties}"
@@ -227,6 +240,8 @@ class ReleasePlan:
         if privacy.noise_multiplier is not None:
             return privacy.noise_multiplier * change
         epsilon = privacy.bound
+        if self.symbols is not None:
+            return self._calibrated_odds()
         if privacy.accounting == "as-published":
             on_average = noise_multiplier_for(
                 lambda z: [
@@ -242,9 +257,7 @@ class ReleasePlan:
             lambda multiplier: [
                 *self.fitting_releases(),
                 *self.link_count_releases(multiplier * change),
-                self.release(
-                    multiplier * change, rounds=self.rounds, row_releases=self.row_releases
-                ),
+                self._whole_noised_release(multiplier * change),
             ],
             epsilon=epsilon,
             delta=self.privacy.delta,
@@ -255,6 +268,43 @@ class ReleasePlan:
                 return share_std
             share_std *= 1 + _NUDGE * 2**nudge
         raise PrivacyError(f"no noise was found for epsilon = {epsilon:g}")
+
+    def _calibrated_odds(self) -> float:
+        """Return the least odds of another cell at which symbols keep the plan's epsilon.
+
+        Raises:
+            ConfigError: If what comes before the symbols leaves no epsilon.
+        """
+        privacy = self.privacy
+        # The number of linked rows has noise of its own, which does not depend on these odds.
+        noised = [*self.fitting_releases(), *self.link_count_releases(1.0)]
+        multipliers = [event.noise_multiplier / math.sqrt(event.count) for event in noised]
+        multiplier = composed_multiplier(*multipliers) if multipliers else None
+
+        def enough(odds: float) -> bool:
+            if odds >= 1:
+                return True
+            symbols = self.release(odds, rounds=self.rounds, row_releases=self.row_releases)
+            assert isinstance(symbols, SymbolRelease), "the plan releases symbols"
+            delta = symbols_delta([symbols], epsilon=privacy.bound, noise_multiplier=multiplier)
+            return delta <= privacy.delta
+
+        odds = smallest_enough(enough, start=1.0, what="odds of symbols")
+        for nudge in range(_NUDGES):
+            if odds >= 1:
+                break
+            if self.epsilon(odds) <= privacy.bound:
+                return odds
+            odds *= 1 + _NUDGE * 2**nudge
+        raise PrivacyError(
+            f"no symbols were found for epsilon = {privacy.bound:g}: what their encoder is fitted "
+            f"to leaves nothing; lower encoder.share"
+        )
+
+    def surviving_share(self, noise_share_std: float) -> float:
+        """Return the share of a score's variance that its symbol explains, at these odds."""
+        assert self.symbols is not None, "the plan releases symbols"
+        return surviving_share(self.symbols.cells, noise_share_std)
 
     def fitting_multiplier(self) -> float | None:
         """Return the noise multiplier of each step of a secondary's fitting; None without noise.
@@ -279,7 +329,7 @@ class ReleasePlan:
             together = z / math.sqrt(fitting.share)
         return together * math.sqrt(count)
 
-    def fitting_releases(self) -> list[Release]:
+    def fitting_releases(self) -> list[GaussianRelease]:
         """Return the fittings' releases of one unit, for an accountant; empty if there are none."""
         multiplier, fittings = self.fitting_multiplier(), self._fittings_of_unit
         if self.fitting is None or multiplier is None or not fittings:
@@ -304,10 +354,16 @@ class ReleasePlan:
 
         Empty if there are none, or no noise. Together they have ten times the noise multiplier of
         the whole plan's releases: where these are Gaussian, 1/101 of the squared ``mu`` of both.
+        Beside symbols, ten times that of one Gaussian release at the plan's epsilon.
         """
         if self.linked_rows is None or noise_share_std == 0:
             return []
-        whole = self.release(noise_share_std, rounds=self.rounds, row_releases=self.row_releases)
+        if self.symbols is None:
+            whole = self._whole_noised_release(noise_share_std)
+        else:
+            privacy = self.privacy
+            multiplier = gaussian_noise_multiplier(epsilon=privacy.bound, delta=privacy.delta)
+            whole = GaussianRelease(noise_multiplier=multiplier)
         answers = 1 if self.privacy.unit == "secondary-record" else self.parties
         return [link_count_release(whole, answers=answers)]
 
@@ -382,12 +438,6 @@ class ReleasePlan:
     ) -> Release:
         """Return the event that describes a part of the plan, for an accountant.
 
-        A dp-trained round's release and update are, given what came before, one Gaussian release
-        at ``(z_f^-2 + z_g^-2)^(-1/2)``, on one fresh sample if there is one. A unit touches at most
-        ``j = min(m, B)`` rows of a round and ``m passes`` rows of rounds. Without sampling each of
-        these costs at most a ``j``-th of a full round's squares (an update's change, ``2 C_g j``,
-        is largest together); with it, at most ``m passes`` rounds count, each in full.
-
         Args:
             noise_share_std: ``tau``, > 0.
             rounds: Rounds released, >= 1.
@@ -401,10 +451,37 @@ class ReleasePlan:
         checks.whole(rounds=rounds, row_releases=row_releases)
         checks.at_least(1, rounds=rounds)
         checks.at_least(rounds, row_releases=row_releases)
-        privacy, rate = self.privacy, self.privacy.sampling_rate
         touched = self._touched_releases(
             row_releases, self.releases_per_row if passes is None else passes
         )
+        if self.symbols is not None:
+            # Each party draws its own symbols, so neither others' noise nor colluders matter.
+            parties = 1 if self.privacy.unit == "secondary-record" else self.parties
+            return SymbolRelease(
+                cells=self.symbols.cells,
+                odds=noise_share_std,
+                exchanged=self.symbols.exchanged or self.privacy.unit == "linked-row",
+                count=touched * parties,
+            )
+        return self._noised_release(noise_share_std, rounds=rounds, touched=touched)
+
+    def _whole_noised_release(self, noise_share_std: float) -> NoisedRelease:
+        """Return the event of all of the plan's rows behind Gaussian noise."""
+        touched = self._touched_releases(self.row_releases, self.releases_per_row)
+        return self._noised_release(noise_share_std, rounds=self.rounds, touched=touched)
+
+    def _noised_release(
+        self, noise_share_std: float, *, rounds: int, touched: int
+    ) -> NoisedRelease:
+        """Return the event of rows behind Gaussian noise, of which one unit touches some.
+
+        A dp-trained round's release and update are, given what came before, one Gaussian release
+        at ``(z_f^-2 + z_g^-2)^(-1/2)``, on one fresh sample if there is one. A unit touches at most
+        ``j = min(m, B)`` rows of a round and ``m passes`` rows of rounds. Without sampling each of
+        these costs at most a ``j``-th of a full round's squares (an update's change, ``2 C_g j``,
+        is largest together); with it, at most ``m passes`` rounds count, each in full.
+        """
+        privacy, rate = self.privacy, self.privacy.sampling_rate
         if privacy.regime.noises_updates:
             multiplier = self.release_multiplier(noise_share_std)
             multiplier = composed_multiplier(multiplier, privacy.update_noise_ratio * multiplier)
@@ -546,3 +623,46 @@ class ReleasePlan:
         At the worst number of active secondaries.
         """
         return noise_share_std / (self._change_over_noise() * math.sqrt(self._measured_rows))
+
+
+@lru_cache(maxsize=64)
+def choose_symbols(
+    privacy: Privacy, fitting: FittingPlan | None, *, parties: int, exchanged: bool
+) -> SymbolPlan:
+    """Return the symbols of one score a record of which most survives, by the plan alone.
+
+    Args:
+        privacy: The guarantee of training, with an epsilon.
+        fitting: Plan of the encoders' fitting.
+        parties: Secondaries of the federation.
+        exchanged: Whether a removed record can bring another one forward in its row.
+
+    Raises:
+        ConfigError: If ``privacy`` has no epsilon.
+        PrivacyError: If nothing survives at that epsilon.
+    """
+    rows = privacy.links_per_record or 1
+
+    def share(symbols: SymbolPlan) -> float:
+        plan = ReleasePlan(
+            privacy=privacy,
+            parties=parties,
+            min_active=parties,
+            rounds=1,
+            rows_per_round=rows,
+            row_releases=rows,
+            releases_per_row=1,
+            links=1,
+            fitting=fitting,
+            linked_rows=rows,
+            symbols=symbols,
+        )
+        return plan.surviving_share(plan.noise_share_std())
+
+    if privacy.epsilon is None:
+        raise ConfigError(
+            "privacy.noise_multiplier: is of Gaussian noise, and one score a record is released "
+            "as a symbol, without any; give privacy.epsilon instead"
+        )
+    choices = [SymbolPlan(cells=cells, exchanged=exchanged) for cells in CELLS]
+    return max(choices, key=share)

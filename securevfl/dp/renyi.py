@@ -26,7 +26,7 @@ _COARSE_ORDERS: Final = 40
 _LARGEST_REACH: Final = 4e3
 
 
-def renyi_divergence(release: events.Release, *, order: float) -> float:
+def renyi_divergence(release: events.NoisedRelease, *, order: float) -> float:
     """Return the Renyi divergence of ``order`` of all ``release.count`` releases, rounded up.
 
     References:
@@ -82,7 +82,7 @@ def epsilon_of_divergence(*, divergence: float, order: float, delta: float) -> f
     return divergence + math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
 
 
-def rdp_epsilon(releases: Sequence[events.Release], *, delta: float) -> float:
+def rdp_epsilon(releases: Sequence[events.NoisedRelease], *, delta: float) -> float:
     """Return an epsilon for all ``releases`` together at ``delta``, through Renyi divergences.
 
     Returns:

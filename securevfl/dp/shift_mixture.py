@@ -189,7 +189,7 @@ def _scaled_growth(log_scale: Array, exponent: Array) -> Array:
     return out
 
 
-def shift_mixture(release: events.Release) -> ShiftMixture:
+def shift_mixture(release: events.NoisedRelease) -> ShiftMixture:
     """Return the mixture of one release of an event, under adding or removing the unit.
 
     Raises:
@@ -222,7 +222,9 @@ def shift_mixture(release: events.Release) -> ShiftMixture:
 _TOLERANCE: Final = 1e-9
 
 
-def checked_epsilon(epsilon: float, *, releases: Sequence[events.Release], delta: float) -> float:
+def checked_epsilon(
+    epsilon: float, *, releases: Sequence[events.NoisedRelease], delta: float
+) -> float:
     """Return a computed epsilon of all ``releases`` at ``delta`` if it can be true.
 
     A value between ``log(1 - delta)`` and 0 comes back as 0: the unit cannot be detected at all,
@@ -254,13 +256,13 @@ def checked_epsilon(epsilon: float, *, releases: Sequence[events.Release], delta
     return epsilon
 
 
-def least_epsilon(release: events.Release, *, delta: float) -> float:
+def least_epsilon(release: events.NoisedRelease, *, delta: float) -> float:
     """Return a lower bound on the epsilon of one release, whatever its count; 0 if never made."""
     return _least_epsilon(replace(release, count=1), delta) if release.count else 0.0
 
 
 @lru_cache(maxsize=256)
-def _least_epsilon(release: events.Release, delta: float) -> float:
+def _least_epsilon(release: events.NoisedRelease, delta: float) -> float:
     if isinstance(release, events.GaussianRelease):
         return gaussian_epsilon(delta=delta, noise_multiplier=release.noise_multiplier)
     if release.noise_multiplier < SMALLEST_SAMPLED_MULTIPLIER:

@@ -20,6 +20,7 @@ from securevfl.core.progress import Observer
 from securevfl.data.rows import RowSplit
 from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.dp.ring_noise import ExactDiscreteGaussian, NoiseBuffer
+from securevfl.dp.symbols import SymbolNoise
 from securevfl.federation import base
 from securevfl.federation.base import (
     aligned_rows,
@@ -53,8 +54,8 @@ from securevfl.federation.stage import SecondaryBuild, run_stages
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.spec import LinkedPrimary, LinkedSecondary
 from securevfl.models.building import bottom_of, require_no_batch_norm, require_rows_apart, top_of
-from securevfl.models.fitted_top import CodeReader, FittedTop, MixedTop, TiedTop
-from securevfl.models.frozen import DirectionBottom, sums_of_codes
+from securevfl.models.fitted_top import FittedTop, MixedTop, TiedTop
+from securevfl.models.frozen import LARGEST_SCORE, DirectionBottom
 from securevfl.models.layers import initialise
 from securevfl.models.optimisers import PacedOptimizer, build_optimizer
 from securevfl.models.registry import is_built_in
@@ -175,10 +176,18 @@ def build_secondary(
         primary_rows=linked.primary_rows,
     )
     # The accounting speaks of rows that are means over K slots; what leaves is their sum.
-    units = plan.noise_share_std * plan.cut.slots / plan.cut.ring.granularity
+    units = plan.cut.noise_share_std * plan.cut.slots / plan.cut.ring.granularity
+    symbols = plan.releases.symbols
     contribution = SecondaryRelease(
         plan.aggregation(),
         noise=NoiseBuffer(ExactDiscreteGaussian(units)) if units else None,
+        symbols=None
+        if symbols is None
+        else SymbolNoise(
+            plan=symbols,
+            odds=plan.noise_share_std,
+            unit=config.privacy.clip_norm / LARGEST_SCORE,
+        ),
         ledger=counted or kept or ledger,
     )
     privacy, gradient_noise = config.privacy, None
@@ -285,13 +294,7 @@ def build_top(config: FederationConfig, table: PartyTable, head: TaskHead) -> nn
     """
     if config.top is not None and config.top.corrects:
         positions, width = config.family.cut_shape(config.model)
-        reader = None
-        if config.scores:
-            secondaries = len(config.secondaries)
-            # Of the average, one vector is one of all secondaries' slots.
-            unit = config.privacy.clip_norm / (secondaries * config.model.neighbours)
-            reader = CodeReader(unit * sums_of_codes(secondaries))
-        tied = TiedTop(width=positions * width, outputs=head.outputs, reader=reader)
+        tied = TiedTop(width=positions * width, outputs=head.outputs)
         # Beside several classes' scores trees took long, and brought nothing.
         if config.top.name == "tied" or head.outputs > 1:
             return tied

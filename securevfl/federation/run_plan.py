@@ -15,7 +15,8 @@ from securevfl.data.rows import RowSplit, split_rows
 from securevfl.data.tables import PartyTable
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.regime import Regime
-from securevfl.dp.release_plan import ReleasePlan
+from securevfl.dp.release_plan import ReleasePlan, choose_symbols
+from securevfl.dp.symbols import SymbolPlan
 from securevfl.federation.rounds.cut import AGGREGATIONS, Aggregation, CutLayer
 from securevfl.ledger.book import Session, epsilon_of_sessions
 from securevfl.models.task_metrics import metrics_of
@@ -337,6 +338,8 @@ def _plan(
 
 def _cut_of(config: FederationConfig, *, noise_share_std: float) -> CutLayer:
     slots = config.model.neighbours if pools(config) else 1
+    # Symbols are drawn before the sum, which has no noise of its own then.
+    noise_share_std = 0.0 if config.scores else noise_share_std
     # The accounting speaks of rows that are means over K slots; what crosses is their sum.
     ring = RingFormat.choose(
         clip_norm=config.privacy.clip_norm * slots,
@@ -418,6 +421,19 @@ def _releases(config: FederationConfig, facts: RunFacts, privacy: Privacy) -> Re
         rounding=0.0 if config.linkage.choose == "rows" else drawn_back,
         linked_rows=facts.rows if privacy.bounds_linked_rows and not facts.predicts else None,
         releases_per_record=counted,
+        symbols=_symbols_of(config),
+    )
+
+
+def _symbols_of(config: FederationConfig) -> SymbolPlan | None:
+    """Return the symbols of a run that trains, which its predictions keep; None for vectors."""
+    if not config.scores or config.privacy.mechanism == "none":
+        return None
+    return choose_symbols(
+        config.privacy,
+        config.fitting,
+        parties=len(config.secondaries),
+        exchanged=config.model.neighbours > 1,
     )
 
 

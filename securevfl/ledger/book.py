@@ -676,12 +676,13 @@ def epsilon_of_sessions(sessions: Sequence[Session], *, delta: float) -> float:
         # No record was released more often than the largest promised N, and never with a smaller
         # noise multiplier than in the session with the smallest.
         most = max(session.plan.releases_per_record or 0 for session in own)
-        plans = [
-            (replace(session.plan, releases_per_record=most), session.noise_share_std)
+        promised = [
+            replace(session.plan, releases_per_record=most).release(
+                session.noise_share_std, rounds=1, row_releases=1
+            )
             for session in own
         ]
-        least = min(plan.release_multiplier(share_std) for plan, share_std in plans)
-        events.append(GaussianRelease(noise_multiplier=least))
+        events.append(max(promised, key=lambda event: epsilon_of([event], delta=delta)))
     return epsilon_of(events, delta=delta)
 
 

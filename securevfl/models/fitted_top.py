@@ -120,70 +120,6 @@ class FittedTop(nn.Module):
         self.model = model
 
 
-_MOST_READ: Final = 4096
-"""Rows by which shares are fitted."""
-_READINGS: Final = 60
-_LEAST_SHARE: Final = 1e-9
-_SMALLEST: Final = 1e-30
-
-
-class CodeReader(nn.Module):
-    """Estimates the sum of score vectors behind a release with known Gaussian noise.
-
-    For candidate sums a_1, a_2, ... with shares w_i, the estimate of a release r with noise of
-    standard deviation z is the posterior mean ``sum_i p_i a_i``, with ``p_i`` proportional to ``w_i
-    exp(-|r - a_i|^2 / (2 z^2))``. It computes with released numbers alone, so it costs no privacy.
-    Releases without noise are returned unchanged.
-    """
-
-    def __init__(self, sums: Float64[np.ndarray, "sums width"]) -> None:
-        """Build a reader for releases without noise, with equal shares.
-
-        Args:
-            sums: Candidate sums, in the units of a release.
-        """
-        super().__init__()
-        self.sums: Tensor
-        self.shares: Tensor
-        self.noise_std: Tensor
-        self.register_buffer("noise_std", torch.zeros((), dtype=torch.float64))
-        self.register_buffer("sums", torch.from_numpy(sums))
-        shares = torch.full((len(sums),), 1 / len(sums), dtype=torch.float64)
-        self.register_buffer("shares", shares)
-
-    def _nearness(self, released: Float[Tensor, "rows width"]) -> Float64[Tensor, "rows sums"]:
-        """Return the density of each release under each sum, relative to the row's largest."""
-        # Without the release's square, which is the same for all sums.
-        squares = self.sums.square().sum(dim=1) - 2 * released.double() @ self.sums.T
-        variance = self.noise_std.square().clamp_min(_SMALLEST)
-        return ((squares.amin(dim=1, keepdim=True) - squares) / (2 * variance)).exp()
-
-    def fit(self, released: Float[Tensor, "rows width"], *, noise_std: float) -> None:
-        """Fit the shares by maximum likelihood (expectation maximisation).
-
-        Args:
-            released: Releases of the training rows.
-            noise_std: z, in the units of a release, >= 0.
-
-        References:
-            [KW56] Kiefer and Wolfowitz, Consistency of the maximum likelihood estimator in the
-            presence of infinitely many incidental parameters.
-        """
-        self.noise_std.fill_(noise_std)
-        near = self._nearness(released[:_MOST_READ])
-        shares = torch.full_like(self.shares, 1 / len(self.shares))
-        for _ in range(_READINGS):
-            shares = shares * (near.T @ (1 / (near @ shares))) / len(near)
-        # No sum is ruled out, so that a release far from all others has an estimate too.
-        self.shares.copy_(shares.clamp_min(_LEAST_SHARE))
-
-    def forward(self, released: Float[Tensor, "rows width"]) -> Float64[Tensor, "rows width"]:
-        """Return the posterior means."""
-        likely = self._nearness(released) * self.shares
-        means = likely @ self.sums / likely.sum(dim=1, keepdim=True)
-        return torch.where(self.noise_std > 0, means, released.double())
-
-
 PENALTIES: Final = (1.0, 10.0, 100.0, 1e3, 1e4)
 """Candidate penalties on the squares of W, per unit of loss of a row."""
 
@@ -194,32 +130,28 @@ class TiedTop(nn.Module):
     """Linear correction ``t V T + V W + c`` of the base, with V a release over its deviation.
 
     T is fixed and maps the class scores in V to outputs: each class's score counts for that class,
-    the last of two scores for the second class, and the scores of a regression's ordered classes
-    for a rising value. With a reader, V is the reader's estimate, and its first number counts. The
-    scalar t weights this evidence; W, shrunk to zero by a penalty, corrects it.
+    and one score for the second of two, or for a rising value. The scalar t weights this evidence;
+    W, shrunk to zero by a penalty, corrects it.
 
-    An addition to the papers. If the noise of releases is Gaussian and larger than their spread,
-    the label's log-odds are linear in the release.
+    An addition to the papers. A symbol is its score's posterior mean up to a factor; if the noise
+    of releases is Gaussian and larger than their spread, the label's log-odds are linear in them.
     """
 
     of_base = 1.0
 
-    def __init__(self, *, width: int, outputs: int, reader: CodeReader | None = None) -> None:
+    def __init__(self, *, width: int, outputs: int) -> None:
         """Build a correction of zero.
 
         Args:
             width: H.
             outputs: O.
-            reader: Reader of score encoders' releases; None uses releases unchanged.
         """
         super().__init__()
         self.positions = nn.Identity()
-        self.reader = reader
         self.scale: Tensor
         self.tie: Tensor
         self.register_buffer("scale", torch.ones((), dtype=torch.float64))
-        tie = _tie(width, outputs) if reader is None else torch.eye(width, 1, dtype=torch.float64)
-        self.register_buffer("tie", tie)
+        self.register_buffer("tie", _tie(width, outputs))
         self.weight = nn.Parameter(torch.zeros((), dtype=torch.float64))
         self.own = nn.Parameter(torch.zeros(width, outputs, dtype=torch.float64))
         self.offset = nn.Parameter(torch.zeros(outputs, dtype=torch.float64))
@@ -228,15 +160,11 @@ class TiedTop(nn.Module):
         self, features: RowFeatures, keys: RowKeys, aggregate: Aggregate, similarities: Similarities
     ) -> Float[Tensor, "batch outputs"]:
         """Return the correction of the base."""
-        return self.correct(self.read(aggregate.flatten(1))).float()
+        return self.correct(aggregate.flatten(1)).float()
 
-    def read(self, released: Float[Tensor, "rows width"]) -> Float64[Tensor, "rows width"]:
-        """Return V before scaling, for flat releases."""
-        return released.double() if self.reader is None else self.reader(released)
-
-    def correct(self, read: Float[Tensor, "rows width"]) -> Float[Tensor, "rows outputs"]:
-        """Return the correction for the results of :meth:`read`, in float64."""
-        evidence = read.double() / self.scale
+    def correct(self, released: Float[Tensor, "rows width"]) -> Float[Tensor, "rows outputs"]:
+        """Return the correction for flat releases, in float64."""
+        evidence = released.double() / self.scale
         return self._sum(evidence @ self.tie, evidence)
 
     def _sum(
@@ -247,7 +175,7 @@ class TiedTop(nn.Module):
 
     def fit(
         self,
-        read: Float64[Tensor, "rows width"],
+        released: Float[Tensor, "rows width"],
         base: Float[Tensor, "rows outputs"],
         targets: Shaped[Tensor, " rows"],
         head: TaskHead,
@@ -257,21 +185,21 @@ class TiedTop(nn.Module):
         """Fit all parameters to rows, starting from zero: a convex problem.
 
         Args:
-            read: Results of :meth:`read` for the rows' releases.
+            released: The rows' releases.
             base: The rows' base margins.
             targets: The rows' labels, as the head takes them.
             head: The task.
             penalty: Penalty on the squares of W, > 0.
         """
         with torch.no_grad():
-            deviation = read.std(correction=0)
+            deviation = released.double().std(correction=0)
             self.scale.copy_(torch.where(deviation > 0, deviation, torch.ones_like(deviation)))
             for parameter in (self.weight, self.own, self.offset):
                 parameter.zero_()
         optimizer = without_compiler(torch.optim.LBFGS)(
             self.parameters(), max_iter=_STEPS, line_search_fn="strong_wolfe"
         )
-        exact, evidence = base.double(), read.double() / self.scale
+        exact, evidence = base.double(), released.double() / self.scale
         tied = evidence @ self.tie
 
         def closure() -> Tensor:
@@ -302,7 +230,7 @@ def _tie(width: int, outputs: int) -> Float[Tensor, "width outputs"]:
 
 def fit_tied(
     make: Callable[[], TiedTop],
-    read: Float64[Tensor, "rows width"],
+    released: Float[Tensor, "rows width"],
     base: Float[Tensor, "rows outputs"],
     targets: Shaped[Tensor, " rows"],
     head: TaskHead,
@@ -315,7 +243,7 @@ def fit_tied(
 
     Args:
         make: Returns an unfitted correction.
-        read: Results of :meth:`TiedTop.read` for the training rows' releases.
+        released: The training rows' releases.
         base: Their base margins, out of fold.
         targets: Their labels.
         head: The task.
@@ -328,14 +256,14 @@ def fit_tied(
             held_out = folds == fold
             model = make()
             rest = ~held_out
-            model.fit(read[rest], base[rest], targets[rest], head, penalty=penalty)
+            model.fit(released[rest], base[rest], targets[rest], head, penalty=penalty)
             with torch.no_grad():
-                added[held_out] = model.correct(read[held_out])
+                added[held_out] = model.correct(released[held_out])
         corrections[penalty] = added
         losses[penalty] = float(head.row_losses(base.double() + added, targets).mean())
     best = min(PENALTIES, key=lambda penalty: losses[penalty])
     whole = make()
-    whole.fit(read, base, targets, head, penalty=best)
+    whole.fit(released, base, targets, head, penalty=best)
     return whole, corrections[best]
 
 

@@ -9,6 +9,7 @@ Secondaries may also have separate coordinates: the sum then concatenates their 
 """
 
 import math
+import statistics
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol, runtime_checkable
 
@@ -25,7 +26,6 @@ PROJECTED: Final = 24
 """Width of a projected record."""
 
 _SMALLEST: Final = 1e-12
-_SUMS: Final = 400
 
 
 def public_projection(features: int, *, seed: int) -> Float64[np.ndarray, "features numbers"]:
@@ -78,10 +78,8 @@ _PROJECTED_LIMIT: Final = 4.0
 """Largest absolute number of a projected record; its numbers' deviations are at most about 1."""
 
 _LEAST_RANK: Final = 0.01
-_SLOPE: Final = 1.5
-"""Steepness of the map from ranks to angles: 1 spreads ranks evenly over half a circle, 1.5 puts
-the lowest and the highest sixth at its ends, which was best under noise
-(research/class_means/README.md)."""
+LARGEST_SCORE: Final = statistics.NormalDist().inv_cdf(1 - _LEAST_RANK)
+"""Normal score of the largest rank: a value of the full length stands for it."""
 
 
 class PiecewiseLinear(nn.Module):
@@ -106,13 +104,13 @@ class PiecewiseLinear(nn.Module):
 
 
 class ScoreBottom(nn.Module):
-    """Encoder ``length * (sin a, cos a)``: the angle a is the rank of a record's score.
+    """Encoder of a record as one number, the normal score of its rank.
 
     An addition to the papers, for two classes. Columns are mapped to normal quantiles through
     noised distribution functions, so that a skewed amount counts by its rank. Their product with
-    the difference of the two class means is the record's score, and the score's noised rank r in
-    (0, 1) becomes the angle ``pi/2 clamp(1.5 (2 r - 1), -1, 1)``. The noise depends on the largest
-    length of a vector, so each vector has the full length and carries information by its angle.
+    the difference of the two class means is the record's score, and the score's noised rank r,
+    from 0.01 to 0.99, becomes ``length Phi^-1(r) / Phi^-1(0.99)``. Under a promise that number's
+    cell is released (:mod:`securevfl.dp.symbols`), else the number.
     """
 
     recordwise = True
@@ -120,11 +118,11 @@ class ScoreBottom(nn.Module):
     def __init__(
         self, *, projection: Float64[np.ndarray, "features numbers"], length: float
     ) -> None:
-        """Build an encoder that gives every record the angle 0 until it is fitted.
+        """Build an encoder that gives every record the number 0 until it is fitted.
 
         Args:
             projection: See :func:`public_projection`.
-            length: Norm of every record's vector.
+            length: Largest absolute number of a record.
         """
         super().__init__()
         self.length = length
@@ -139,7 +137,7 @@ class ScoreBottom(nn.Module):
         self.register_buffer("radius", torch.ones((), dtype=torch.float64))
         self.register_buffer("reach", torch.ones((), dtype=torch.float64))
         self.columns = PiecewiseLinear(COLUMN_EDGES, columns=numbers)
-        self.angles = PiecewiseLinear(SCORE_EDGES, columns=1)
+        self.ranks = PiecewiseLinear(SCORE_EDGES, columns=1)
         self.positions = nn.Identity()
 
     def numbers(
@@ -150,8 +148,7 @@ class ScoreBottom(nn.Module):
 
     def fit_columns(self, ranks: Float64[np.ndarray, "numbers cells"]) -> None:
         """Set the noised ranks of the columns' cells, between :data:`COLUMN_EDGES`."""
-        inner = np.clip(ranks, _LEAST_RANK, 1 - _LEAST_RANK)
-        self.columns.heights.copy_(torch.special.ndtri(torch.from_numpy(inner)))
+        self.columns.heights.copy_(_normal_scores(ranks))
 
     def records(
         self, features: Float[Tensor, "*records features"]
@@ -175,38 +172,25 @@ class ScoreBottom(nn.Module):
         cut = records * (self.radius / torch.maximum(norm, self.radius))
         return (cut @ self.weights / self.reach).unsqueeze(-1)
 
-    def fit_angles(self, ranks: Float64[np.ndarray, "one cells"]) -> None:
+    def fit_ranks(self, ranks: Float64[np.ndarray, "one cells"]) -> None:
         """Set the noised ranks of the scores' cells, between :data:`SCORE_EDGES`."""
-        self.angles.heights.copy_(torch.from_numpy(_angles(ranks)))
+        self.ranks.heights.copy_(_normal_scores(ranks))
 
     @torch.no_grad()
     def forward(
         self, features: RecordFeatures, keys: RecordKeys, present: Present
-    ) -> Float[Tensor, "batch links 2"]:
-        """Return one vector for each link, zero for absent links."""
-        angles: Tensor = self.angles(self.scores(features))
-        vectors = torch.cat([angles.sin(), angles.cos()], dim=-1).to(features.dtype)
-        return vectors * (self.length * present.unsqueeze(-1))
+    ) -> Float[Tensor, "batch links 1"]:
+        """Return one number for each link, zero for absent links."""
+        scores: Tensor = self.ranks(self.scores(features))
+        numbers = (scores * (self.length / LARGEST_SCORE)).to(features.dtype)
+        return numbers * present.unsqueeze(-1)
 
 
-def _angles(ranks: Float64[np.ndarray, "*shape"]) -> Float64[np.ndarray, "*shape"]:
-    return math.pi / 2 * np.clip(_SLOPE * (2 * ranks - 1), -1, 1)
-
-
-def sums_of_codes(parties: int) -> Float64[np.ndarray, "sums 2"]:
-    """Return candidate sums of the vectors of ``parties`` score encoders of length 1.
-
-    They have no weights yet: ranks of one row's records from equal to independent, with some
-    shorter or missing vectors. A public seed draws them once.
-    """
-    drawn = np.random.default_rng(0)
-    shape = (_SUMS, parties)
-    common, spread = drawn.uniform(size=(_SUMS, 1)), drawn.uniform(size=(_SUMS, 1))
-    angles = _angles(spread * drawn.uniform(size=shape) + (1 - spread) * common)
-    kind = drawn.uniform(size=shape)
-    lengths = np.where(kind < 0.8, 1.0, np.where(kind < 0.9, drawn.uniform(size=shape), 0.0))
-    both = np.stack([np.sin(angles), np.cos(angles)], axis=-1) * lengths[..., None]
-    return np.concatenate([both.sum(axis=1), np.zeros((1, 2))])
+def _normal_scores(
+    ranks: Float64[np.ndarray, "columns cells"],
+) -> Float64[Tensor, "columns cells"]:
+    inner = np.clip(ranks, _LEAST_RANK, 1 - _LEAST_RANK)
+    return torch.special.ndtri(torch.from_numpy(inner))
 
 
 # A record at the centre has no direction and becomes zero.

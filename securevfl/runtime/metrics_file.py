@@ -40,10 +40,14 @@ class PrivacyFigures:
     sampling_rate: float
     colluding: int
     accounting: str
-    noise_multiplier: float
+    noise_multiplier: float | None
+    """Noise on a sum over the sum's sensitivity; None where symbols are released."""
     noise_share_std: float
+    """Deviation of a secondary's noise; of symbols, the odds of another cell."""
+    cells: int | None
+    """Number of cells of a released symbol; None where vectors are released behind noise."""
     fitting_noise_multiplier: float | None
-    sensitivity: float
+    sensitivity: float | None
     clip_norm: float
     releases: int
     row_releases: int
@@ -316,12 +320,13 @@ def privacy_figures(plan: RunPlan, ledger: Ledger) -> PrivacyFigures:
         sampling_rate=privacy.sampling_rate,
         colluding=privacy.colluding,
         accounting=privacy.accounting,
-        noise_multiplier=tau
-        * math.sqrt(releases.parties - privacy.colluding)
-        / releases.sensitivity(),
+        noise_multiplier=None
+        if releases.symbols
+        else tau * math.sqrt(releases.parties - privacy.colluding) / releases.sensitivity(),
         noise_share_std=tau,
+        cells=releases.symbols and releases.symbols.cells,
         fitting_noise_multiplier=releases.fitting_multiplier(),
-        sensitivity=releases.sensitivity(),
+        sensitivity=None if releases.symbols else releases.sensitivity(),
         clip_norm=privacy.clip_norm,
         releases=ledger.rounds,
         row_releases=ledger.row_releases,

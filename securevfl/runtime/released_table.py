@@ -152,7 +152,8 @@ def _metadata(
     """Return what is promised about the numbers, as the ledger's lines give it.
 
     ``noise_deviation`` is that of the Gaussian noise in each number: every one of S secondaries
-    adds ``tau`` to its own term of the average, so it is ``tau / sqrt(S)``. ``unlinked_rows``
+    adds ``tau`` to its own term of the average, so it is ``tau / sqrt(S)``; of symbols, which have
+    no noise, it is None, and ``cells`` is their number of cells. ``unlinked_rows``
     counts rows of zeros, behind which there is no record; behind noise that cannot be seen,
     and it is None.
     """
@@ -166,7 +167,7 @@ def _metadata(
             f"{len(released)} lie in its folder; put a copy of the run's ledger back (what the "
             f"table's own lacks is booked by securevfl ledger restored TABLE)"
         )
-    privacy, tau = last.plan.privacy, last.noise_share_std
+    privacy, tau, symbols = last.plan.privacy, last.noise_share_std, last.plan.symbols
     spent = figures["epsilon"] or 0.0
     total = figures["total_epsilon"] if len(book.runs(unit=privacy.unit)) > 1 else None
     statement = last.plan.statement(tau, spent=spent, total_epsilon=total)
@@ -184,7 +185,8 @@ def _metadata(
         "links_per_record": privacy.links_per_record,
         "links": config.model.neighbours,
         "clip_norm": privacy.clip_norm,
-        "noise_deviation": tau / math.sqrt(last.plan.parties),
+        "cells": symbols and symbols.cells,
+        "noise_deviation": None if symbols else tau / math.sqrt(last.plan.parties),
         "secondaries": [party.name for party in config.secondaries],
         "shape": list(config.family.cut_shape(config.model)),
         "unlinked_rows": None if tau else int((~released.any(axis=1)).sum()),
@@ -200,7 +202,7 @@ def _parts_of(split: RowSplit, rows: int) -> np.ndarray:
 
 def _names(config: FederationConfig, table: PartyTable, numbers: int) -> list[str]:
     if config.scores:
-        return ["score_sin", "score_cos"]
+        return ["score"]
     if config.encoder_reads_labels:
         # Each class has its number (federation.class_means); a regression's have no names.
         return [f"class_means_{label}" for label in table.classes or range(numbers)]

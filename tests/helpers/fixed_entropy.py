@@ -11,6 +11,7 @@ from unittest.mock import patch
 _MODULES = (
     "securevfl.dp.labels",
     "securevfl.dp.ring_noise",
+    "securevfl.dp.symbols",
     "securevfl.linkage.sampling",
     # Of x on shares CrypTen's truncation is wrong with probability |x| 2^-64 in its own units.
     "securevfl.mpc.dealt_tuples",

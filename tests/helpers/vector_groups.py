@@ -20,7 +20,13 @@ from securevfl.desk.accountants import amplified_epsilon, average_std
 from securevfl.dp.accountant import pld_epsilon
 from securevfl.dp.budget import Budget
 from securevfl.dp.calibration import noise_multiplier_for
-from securevfl.dp.events import EntitySampledRelease, Neighbouring, SampledRelease, Unit
+from securevfl.dp.events import (
+    EntitySampledRelease,
+    GaussianRelease,
+    Neighbouring,
+    SampledRelease,
+    Unit,
+)
 from securevfl.dp.gaussian import gaussian_delta, gaussian_epsilon, gaussian_noise_multiplier
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
@@ -316,6 +322,7 @@ def _trained_encoder(inputs: Inputs) -> Results:
     plan.check()
     share_std = inputs["released_std"] * math.sqrt(parties)
     release = plan.release(share_std, rounds=epochs, row_releases=epochs * rows)
+    assert isinstance(release, GaussianRelease)
     return {"mu": 1 / release.noise_multiplier, "eps": plan.epsilon(share_std)}
 
 

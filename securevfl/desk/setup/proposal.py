@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
-from securevfl.config.encoder import CLASSES_OF_NUMBERS
 from securevfl.core.column_names import meaning_of, names_one_person
 from securevfl.core.conventions import Task
 from securevfl.core.errors import ConfigError
@@ -293,7 +292,7 @@ def _classes_of(label: Column, task: Task) -> int | None:
     """Return the number of class means; None if it is unknown."""
     if task == "multiclass":
         return None if label.inferred is None else label.inferred.different
-    return 2 if task == "binary" else CLASSES_OF_NUMBERS
+    return 2
 
 
 def _delta(rows: Sequence[int | None]) -> float:

@@ -1,7 +1,6 @@
 """The primary of a frozen run whose top model is fitted in one go, in place of epochs."""
 
 import copy
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -142,13 +141,9 @@ class CorrectionFit:
         base, targets = primary.base_of(rows), primary.targets_of(rows)
         folds = stream(primary.seed, "tied-folds").permutation(len(rows)) % _FOLDS
         released = primary.read_released(rows)
-        if tied.reader is not None:
-            # Of an average of k terms, each with its own noise.
-            noise_std = primary.plan.noise_share_std / math.sqrt(len(primary.plan.secondaries))
-            tied.reader.fit(released, noise_std=noise_std)
         fitted, added = fit_tied(
             lambda: copy.deepcopy(tied),
-            tied.read(released),
+            released,
             base,
             targets,
             primary.head,

@@ -7,12 +7,13 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Int32, Int64, Shaped
+from jaxtyping import Float, Int32, Int64, Shaped
 from torch import Tensor
 
 from securevfl.core.devices import reads
 from securevfl.core.errors import PrivacyError
 from securevfl.dp.ring_noise import NoiseBuffer, RingNoise
+from securevfl.dp.symbols import SymbolNoise
 from securevfl.federation.messages import RoundPlan
 from securevfl.federation.rounds.cut import Aggregation, CutRows
 from securevfl.mpc.sum_to import Words
@@ -52,10 +53,17 @@ class SecondaryRelease:
     _: KW_ONLY
     noise: RingNoise | None
     """Draws this party's noise share in units of the ring; None adds none."""
+    symbols: SymbolNoise | None = None
+    """Draws a symbol for each row, in place of noise; None sends what is represented."""
     ledger: Charge
     """Books every release before it is made."""
     not_finite: int = field(default=0, init=False)
     """Rows, or records of pooled rows, that counted as zero since they were not finite."""
+
+    @property
+    def promised(self) -> bool:
+        """Whether something is promised of what leaves, by noise or by symbols."""
+        return self.noise is not None or self.symbols is not None
 
     def close(self) -> None:
         """Stop drawing noise ahead; later releases would have none ready."""
@@ -67,14 +75,14 @@ class SecondaryRelease:
     ) -> Released:
         """Charge, then compute, clip, round towards zero, add noise as integers, and encode.
 
-        Where noise makes a promise, what is not finite counts as zero: a run that stopped at it
-        would tell everybody that such a record is there. Without noise nothing is promised, and
-        the run stops: training has diverged.
+        A symbol is drawn before that, and has no noise. Where something is promised, what is not
+        finite counts as zero, or as no record: a run that stopped at it would tell everybody that
+        such a record is there. Without a promise the run stops: training has diverged.
 
         Args:
             plan: The round.
             represent: Computes the round's representation, shape (B, L, H); called once it is paid
-                for.
+                for. Where symbols are drawn, an empty slot is not finite.
             learns: Whether the clip belongs on the autograd graph.
 
         Raises:
@@ -91,13 +99,24 @@ class SecondaryRelease:
         )
         representation = represent(plan)
         with torch.set_grad_enabled(learns):
-            if self.noise is None:
+            if self.symbols is not None:
+                representation = self._draw_symbols(self.symbols, representation)
+            elif self.noise is None:
                 require_finite("the representation", representation, round_number=plan.round_number)
             else:
                 representation, lost = self.aggregation.finite(representation)
                 reads().add(lost, self.count)
             clipped = self.aggregation.clip(representation)
         return Released(words=self.words(clipped), clipped=clipped, epsilon=epsilon)
+
+    def _draw_symbols(
+        self, symbols: SymbolNoise, values: Float[Tensor, "batch links 1"]
+    ) -> Float[Tensor, "batch links 1"]:
+        """Return each row's symbol as the value of its first slot; other slots are zero."""
+        drawn = symbols.draw(values.squeeze(2).double().cpu().numpy())
+        sent = torch.zeros_like(values)
+        sent[:, 0, 0] = torch.from_numpy(drawn * self.aggregation.clip_norm).to(values)
+        return sent
 
     def count(self, lost: Shaped[Tensor, ""]) -> None:
         """Count what was not finite, once it is known."""

@@ -1,5 +1,6 @@
 """A secondary at work: it answers rounds and learns from gradients, wherever it runs."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final, Protocol, runtime_checkable
@@ -187,7 +188,7 @@ class Secondary:
         self._pending = None
         require_finite("the gradient", gradient, round_number=plan.round_number)
         with self._unread.gathering():
-            promised = self.contribution.noise is not None
+            promised = self.contribution.promised
             # The aggregate is an average, and this party one of its terms.
             term = to_device(gradient, self.device) / len(plan.active)
             # Behind noise every gradient is finite. A trained encoder's may not be, where a record
@@ -356,7 +357,7 @@ class Secondary:
         # to is the size of a matrix product, which may decide the last bits of every row of it; and
         # one record more or less must leave other rows as they are. What a GPU replays is as large
         # in every round, too.
-        promised = self.gradient_noise is not None or self.contribution.noise is not None
+        promised = self.gradient_noise is not None or self.contribution.promised
         apart = promised or (network is not None and features.is_cuda)
         in_precision = computing_in(self.precision, self.device)
         with self.dropout.active(), torch.set_grad_enabled(learns), in_precision:
@@ -368,6 +369,8 @@ class Secondary:
                 linked = gather_records(features, keys, index, present)
                 forward = network or self._forward
                 vectors = forward(linked.features, linked.keys, linked.present)
+                if self.contribution.symbols is not None:
+                    vectors = vectors.masked_fill(~linked.present.unsqueeze(-1), math.nan)
             return widen_floats(vectors)
 
     @property

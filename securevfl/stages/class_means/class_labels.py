@@ -48,8 +48,7 @@ class ClassLabels:
 
 def bins_of(config: FederationConfig) -> int:
     """Return how many lines class sums have: classes, and one for rows not for learning."""
-    _, classes = config.family.cut_shape(config.model)
-    return classes + 1
+    return config.encoder_classes + 1
 
 
 def keep_of(config: FederationConfig) -> float | None:
@@ -60,7 +59,7 @@ def keep_of(config: FederationConfig) -> float | None:
     """
     if encoder_of(config).labels != "randomised":
         return None
-    _, classes = config.family.cut_shape(config.model)
+    classes = config.encoder_classes
     return keep_probability(encoder_of(config).label_epsilon / config.labels_moved, classes)
 
 
@@ -98,7 +97,7 @@ def class_labels_of(
             f"on one sum average out. Start another run with another --out"
         )
     bins = _classes_of(plan.config, data, table)
-    classes = plan.cut.shape[1]
+    classes = plan.config.encoder_classes
     moved = plan.config.labels_moved
     if release.epsilon is None:
         charge_labels(ledger, release)
@@ -131,7 +130,7 @@ def _classes_of(
     Labels of a regression fall into as many classes as encoders have numbers, by rank among rows
     that are alike: so a class says what the primary's own columns do not.
     """
-    _, classes = config.family.cut_shape(config.model)
+    classes = config.encoder_classes
     labels, train = table.labels, data.split.train
     assert labels is not None, "the primary's table has labels"
     if data.head.task == "regression":

@@ -31,12 +31,11 @@ def sum_format_of(plan: RunPlan, numbers: int) -> SumFormat:
     Raises:
         PrivacyError: If the noise leaves nothing to fit to.
     """
-    _, classes = plan.cut.shape
     # Where nothing is promised there may be no cap: a record is in a row once.
     cap = plan.config.privacy.links_per_record or plan.facts.rows
     return SumFormat.choose(
         features=numbers,
-        bins=classes + 1,
+        bins=plan.config.encoder_classes + 1,
         links_per_record=cap,
         noise_multiplier=plan.releases.fitting_multiplier(),
     )
@@ -182,7 +181,7 @@ class ClassMeansFitting:
         counts, means = self.format.means(self._sums)
         if isinstance(self.bottom, frozen.ScoreBottom):
             self.bottom.fit_weights(means[1] - means[0], radius=self.format.radius)
-            self.bottom.fit_angles(self._ranks(self.bottom.scores, frozen.SCORE_EDGES))
+            self.bottom.fit_ranks(self._ranks(self.bottom.scores, frozen.SCORE_EDGES))
             return
         directions = frozen.class_directions(counts, means)
         self.bottom.encode.fit(

@@ -1,0 +1,247 @@
+"""Symbols: a released score's cell, by M-ary randomised response.
+
+The rank of a record's score falls into one of M cells of equal probability. A secondary sends that
+cell with probability p, and any other with probability q; a row without a record sends a uniform
+cell. Cells are drawn by :func:`securevfl.dp.labels.randomised_labels`, in whole numbers. The noise
+level of symbols is the odds ``q / p``: 0 is none, and 1 leaves nothing of the score.
+
+Against one number behind Gaussian noise, nearly all of whose epsilon goes into a tail of
+probability delta, a symbol has a bounded privacy loss (docs/privacy.md, section 3).
+
+References:
+    [W65] Warner, for two cells. [KBR16] Kairouz, Bonawitz and Ramage, for M.
+"""
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+import scipy  # special functions load when they are first named
+from jaxtyping import Float64, Int64
+
+from securevfl.core import checks
+from securevfl.core.errors import ConfigError
+from securevfl.dp.events import SymbolRelease
+from securevfl.dp.gaussian import gaussian_delta
+from securevfl.dp.labels import SMALLEST_EPSILON, randomised_labels, slots
+
+CELLS: Final = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 50, 64)
+"""Numbers of cells that a plan may choose."""
+
+_Losses = Float64[np.ndarray, "2 outcomes"]
+"""Probabilities of outcomes, and the privacy loss of each."""
+
+_MOST_OUTCOMES: Final = 4096
+# Sums of positive numbers in float64.
+_ROUNDED: Final = 1 + 1e-9
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SymbolPlan:
+    """Symbols that a run releases, by its plan alone."""
+
+    cells: checks.Count
+    """M, number of cells; one of :data:`CELLS`."""
+
+    exchanged: bool
+    """Whether a removed record can bring another one forward in its row; else the row becomes one
+    without a record, which costs less."""
+
+    def __post_init__(self) -> None:
+        if self.cells not in CELLS:
+            raise ConfigError(f"cells: must be one of {CELLS}, got {self.cells!r}")
+
+
+def cell_probabilities(cells: int, odds: float) -> tuple[float, float]:
+    """Return p and q, the probabilities of a record's own cell and of any other.
+
+    Args:
+        cells: M.
+        odds: Noise level ``q / p``, above 0, at most 1.
+
+    Raises:
+        ConfigError: If an argument is out of range.
+    """
+    checks.rate(odds=odds)
+    own, other = slots(_log_ratio(odds), cells)
+    whole = own + (cells - 1) * other
+    return own / whole, other / whole
+
+
+def normal_scores(cells: int) -> Float64[np.ndarray, " cells"]:
+    """Return the mean of a standard normal number in each of M cells of equal probability."""
+    inner = scipy.special.ndtri(np.arange(1, cells) / cells)
+    density = np.concatenate([[0.0], np.exp(-inner * inner / 2) / math.sqrt(2 * math.pi), [0.0]])
+    return cells * (density[:-1] - density[1:])
+
+
+def surviving_share(cells: int, odds: float) -> float:
+    """Return the share of a normal score's variance that its symbol explains.
+
+    The posterior mean of a score is ``(p - q)`` times the mean score of the symbol's cell.
+
+    Args:
+        cells: M.
+        odds: Noise level; 0 without noise.
+
+    Returns:
+        ``(p - q)^2`` times the mean square of :func:`normal_scores`.
+    """
+    own, other = cell_probabilities(cells, odds) if odds else (1.0, 0.0)
+    return float((own - other) ** 2 * np.mean(normal_scores(cells) ** 2))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SymbolNoise:
+    """One secondary's randomised response on the cells of its rows' scores."""
+
+    plan: SymbolPlan
+    odds: float
+    """Noise level ``q / p``, above 0, at most 1."""
+    unit: float
+    """Value of a record whose normal score is 1."""
+
+    def __post_init__(self) -> None:
+        cell_probabilities(self.plan.cells, self.odds)
+
+    def draw(self, values: Float64[np.ndarray, "rows slots"]) -> Float64[np.ndarray, " rows"]:
+        """Return the mean score of each row's symbol, over the largest one: fresh draws.
+
+        A row's score is the mean of its records' where records are exchanged. Else a row with more
+        than one record counts as one without, so that no record stands behind another.
+
+        Args:
+            values: Value of each record of a row; not finite where a slot holds none.
+
+        Returns:
+            One of M values each, in [-1, 1].
+
+        Reveals:
+            To readers of the result: each row's symbol, as
+            :class:`securevfl.dp.events.SymbolRelease` says.
+        """
+        there = np.isfinite(values)
+        records = there.sum(axis=1)
+        known = records > 0 if self.plan.exchanged else records == 1
+        mean = np.where(there, values, 0.0).sum(axis=1) / np.maximum(records, 1)
+        edges = scipy.special.ndtri(np.arange(1, self.plan.cells) / self.plan.cells)
+        cells = np.searchsorted(edges * self.unit, mean, side="right")
+        uniform = _uniform_cells(len(values), self.plan.cells)
+        drawn = randomised_labels(
+            np.where(known, cells, uniform), self.plan.cells, _log_ratio(self.odds)
+        )
+        means = normal_scores(self.plan.cells)
+        sent: Float64[np.ndarray, " rows"] = (means / means[-1])[drawn]
+        return sent
+
+
+def _uniform_cells(count: int, cells: int) -> Int64[np.ndarray, " count"]:
+    """Return uniform cells, from bytes of which those that would favour some cells are left out."""
+    fair = 256 - 256 % cells
+    drawn = np.empty(0, np.uint8)
+    while len(drawn) < count:
+        more = np.frombuffer(os.urandom(2 * count + 16), np.uint8)
+        drawn = np.concatenate([drawn, more[more < fair]])
+    return drawn[:count].astype(np.int64) % cells
+
+
+def _log_ratio(odds: float) -> float:
+    return max(-math.log(odds), SMALLEST_EPSILON)
+
+
+def symbols_delta(
+    releases: Sequence[SymbolRelease], *, epsilon: float, noise_multiplier: float | None
+) -> float:
+    """Return delta of symbols at ``epsilon``, beside one Gaussian release.
+
+    Given a symbol's loss L, what is left of epsilon is ``epsilon - L``. So delta is the mean over
+    L of the Gaussian's delta there, in the worse of the two directions.
+
+    Args:
+        releases: The symbols.
+        epsilon: Privacy-loss bound in nats, >= 0.
+        noise_multiplier: Of the Gaussian release; None: there is none.
+
+    References:
+        [DRS19] Theorem 3.2: composition of trade-off functions, of which delta is the dual.
+    """
+    deltas = []
+    for losses in _both_directions(tuple(release for release in releases if release.count)):
+        left = epsilon - losses[1]
+        terms = [
+            probability * _delta_at(float(rest), noise_multiplier)
+            for probability, rest in zip(losses[0], left, strict=True)
+        ]
+        deltas.append(math.fsum(terms))
+    return min(1.0, max(deltas) * _ROUNDED)
+
+
+def largest_loss(release: SymbolRelease) -> float:
+    """Return the pure epsilon of symbols: their largest loss in either direction."""
+    own, other = cell_probabilities(release.cells, release.odds)
+    if release.exchanged:
+        return release.count * math.log(own / other)
+    return release.count * max(math.log(release.cells * own), -math.log(release.cells * other))
+
+
+def _delta_at(epsilon: float, noise_multiplier: float | None) -> float:
+    """Return the Gaussian's delta, for an epsilon of either sign."""
+    if epsilon >= 0:
+        if noise_multiplier is None:
+            return 0.0
+        return gaussian_delta(epsilon=epsilon, noise_multiplier=noise_multiplier)
+    # Of P and Q exchanged: delta(-x) = 1 - exp(-x) (1 - delta'(x)), and a Gaussian's is symmetric.
+    reverse = 0.0
+    if noise_multiplier is not None:
+        reverse = gaussian_delta(epsilon=-epsilon, noise_multiplier=noise_multiplier)
+    return -math.expm1(epsilon) + math.exp(epsilon) * reverse
+
+
+@lru_cache(maxsize=256)
+def _both_directions(releases: tuple[SymbolRelease, ...]) -> tuple[_Losses, ...]:
+    """Return the losses with the unit against without it, and the other way round."""
+    directions = []
+    for present in (True, False):
+        whole = np.array([[1.0], [0.0]])
+        for release in releases:
+            one = _losses(release, present=present)
+            if whole.shape[1] * one.shape[1] > _MOST_OUTCOMES:
+                # The largest loss for certain is an upper bound.
+                one = np.array([[1.0], [largest_loss(release)]])
+            whole = np.stack(
+                [
+                    np.multiply.outer(whole[0], one[0]).ravel(),
+                    np.add.outer(whole[1], one[1]).ravel(),
+                ]
+            )
+        directions.append(whole)
+    return tuple(directions)
+
+
+def _losses(release: SymbolRelease, *, present: bool) -> _Losses:
+    """Return the loss of ``count`` symbols; each has one of two or three."""
+    own, other = cell_probabilities(release.cells, release.odds)
+    count, ratio = release.count, math.log(own / other)
+    if release.exchanged:
+        # The old cell, the new one, and all others, of which nothing can be learned.
+        steps = np.array([other, max(0.0, 1 - own - other), own])
+        probabilities = np.ones(1)
+        for _ in range(count):
+            probabilities = np.convolve(probabilities, steps)
+        return np.stack([probabilities, ratio * np.arange(-count, count + 1.0)])
+    hits = np.arange(count + 1.0)
+    high, low = math.log(release.cells * own), math.log(release.cells * other)
+    chance = own if present else 1 / release.cells
+    logs = (
+        scipy.special.gammaln(count + 1.0)
+        - scipy.special.gammaln(hits + 1)
+        - scipy.special.gammaln(count - hits + 1)
+        + scipy.special.xlogy(hits, chance)
+        + scipy.special.xlog1py(count - hits, -chance)
+    )
+    losses = hits * high + (count - hits) * low
+    return np.stack([np.exp(logs), losses if present else -losses])
