@@ -508,9 +508,10 @@ class ReleasePlan:
         """Return the epsilon that FeT's Theorem 3 claims at ``tau``; not a guarantee.
 
         The noise of the released average (all k active) over the clip norm is the noise multiplier,
-        the sampling rate is q, and every round is one step.
+        the sampling rate is q, and every round is one step. Infinite for symbols, of which it says
+        nothing.
         """
-        if noise_share_std == 0:
+        if noise_share_std == 0 or self.symbols is not None:
             return math.inf
         checks.positive(noise_share_std=noise_share_std)
         return epsilon_as_published(

@@ -108,14 +108,28 @@ class SymbolNoise:
     def __post_init__(self) -> None:
         cell_probabilities(self.plan.cells, self.odds)
 
-    def draw(self, values: Float64[np.ndarray, "rows slots"]) -> Float64[np.ndarray, " rows"]:
-        """Return the mean score of each row's symbol, over the largest one: fresh draws.
+    def cells_of(self, values: Float64[np.ndarray, "rows slots"]) -> Int64[np.ndarray, " rows"]:
+        """Return the cell of each row's score; -1 for a row without a record.
 
         A row's score is the mean of its records' where records are exchanged. Else a row with more
         than one record counts as one without, so that no record stands behind another.
 
         Args:
             values: Value of each record of a row; not finite where a slot holds none.
+        """
+        there = np.isfinite(values)
+        records = there.sum(axis=1)
+        known = records > 0 if self.plan.exchanged else records == 1
+        mean = np.where(there, values, 0.0).sum(axis=1) / np.maximum(records, 1)
+        edges = scipy.special.ndtri(np.arange(1, self.plan.cells) / self.plan.cells)
+        cells = np.searchsorted(edges * self.unit, mean, side="right")
+        return np.where(known, cells, -1).astype(np.int64)
+
+    def draw(self, cells: Int64[np.ndarray, " rows"]) -> Float64[np.ndarray, " rows"]:
+        """Return the mean score of each row's symbol, over the largest one: fresh draws.
+
+        Args:
+            cells: From :meth:`cells_of`.
 
         Returns:
             One of M values each, in [-1, 1].
@@ -124,16 +138,9 @@ class SymbolNoise:
             To readers of the result: each row's symbol, as
             :class:`securevfl.dp.events.SymbolRelease` says.
         """
-        there = np.isfinite(values)
-        records = there.sum(axis=1)
-        known = records > 0 if self.plan.exchanged else records == 1
-        mean = np.where(there, values, 0.0).sum(axis=1) / np.maximum(records, 1)
-        edges = scipy.special.ndtri(np.arange(1, self.plan.cells) / self.plan.cells)
-        cells = np.searchsorted(edges * self.unit, mean, side="right")
-        uniform = _uniform_cells(len(values), self.plan.cells)
-        drawn = randomised_labels(
-            np.where(known, cells, uniform), self.plan.cells, _log_ratio(self.odds)
-        )
+        uniform = _uniform_cells(len(cells), self.plan.cells)
+        known = np.where(cells < 0, uniform, cells)
+        drawn = randomised_labels(known, self.plan.cells, _log_ratio(self.odds))
         means = normal_scores(self.plan.cells)
         sent: Float64[np.ndarray, " rows"] = (means / means[-1])[drawn]
         return sent

@@ -324,7 +324,7 @@ def privacy_figures(plan: RunPlan, ledger: Ledger) -> PrivacyFigures:
         if releases.symbols
         else tau * math.sqrt(releases.parties - privacy.colluding) / releases.sensitivity(),
         noise_share_std=tau,
-        cells=releases.symbols and releases.symbols.cells,
+        cells=releases.symbols.cells if releases.symbols else None,
         fitting_noise_multiplier=releases.fitting_multiplier(),
         sensitivity=None if releases.symbols else releases.sensitivity(),
         clip_norm=privacy.clip_norm,

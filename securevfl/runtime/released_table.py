@@ -185,7 +185,7 @@ def _metadata(
         "links_per_record": privacy.links_per_record,
         "links": config.model.neighbours,
         "clip_norm": privacy.clip_norm,
-        "cells": symbols and symbols.cells,
+        "cells": symbols.cells if symbols else None,
         "noise_deviation": None if symbols else tau / math.sqrt(last.plan.parties),
         "secondaries": [party.name for party in config.secondaries],
         "shape": list(config.family.cut_shape(config.model)),

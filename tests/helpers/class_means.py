@@ -44,6 +44,7 @@ def write_class_means(
             "heads": 1,
             "neighbours": 1,
             "keys_as_features": False,
+            **sections.pop("model", {}),
         },
         base={"estimator": "linear"},
         encoder={"method": "class-means", "labels": labels, **sections.pop("encoder", {})},

@@ -36,6 +36,7 @@ from securevfl.dp.class_sums import cell_counts, noised_moments, noised_ranks, n
 from securevfl.dp.events import Unit
 from securevfl.dp.ring_noise import RingNoise
 from securevfl.dp.sensitivity import gradient_sensitivity
+from securevfl.dp.symbols import SymbolNoise
 from securevfl.federation import build, encoder_fitting, link_counts, released_labels
 from securevfl.federation.messages import RoundPlan
 from securevfl.federation.rounds import updates
@@ -325,6 +326,7 @@ class WholeRun:
         """
         moved: defaultdict[tuple[Any, ...], Any] = defaultdict(lambda: 0.0)
         found: defaultdict[str, float] = defaultdict(float)
+        drawn: defaultdict[int, int] = defaultdict(int)
         for mine, theirs in zip(self.sums, other.sums, strict=True):
             assert mine.place == theirs.place
             change = (mine.exact - theirs.exact).double()
@@ -332,6 +334,8 @@ class WholeRun:
                 assert torch.equal(mine.exact, theirs.exact), "a record moves no label"
             elif mine.what == "rows":
                 moved[mine.session, mine.round_number] += change
+            elif mine.what == "symbols":
+                drawn[self._answer(mine.session)] += int((change != 0).sum())
             else:
                 norm = float(torch.linalg.vector_norm(change))
                 found[mine.what] = max(found[mine.what], norm / self._most(mine))
@@ -339,17 +343,31 @@ class WholeRun:
         for (session, number), change in moved.items():
             plan = self.plans[session]
             one = 0 if plan.config.privacy.encoder == "frozen" else number
-            if plan.releases.releases_per_record is not None:
-                session = len(self.plans) - 1
-            answers[session, one] += float((change * plan.cut.ring.granularity).square().sum())
+            answers[self._answer(session), one] += float(
+                (change * plan.cut.ring.granularity).square().sum()
+            )
         # Where nothing is promised, nothing bounds them.
         for (session, _), squares in answers.items():
             plan = self.plans[session]
             if plan.config.privacy.mechanism == "none":
                 continue
+            if plan.releases.symbols:
+                assert not squares, "what is sent follows from symbols"
+                continue
             most = plan.releases.sensitivity() * plan.cut.slots
             found["rows"] = max(found["rows"], squares**0.5 / most)
+        for session, rows in drawn.items():
+            releases, tau = self.plans[session].releases, self.plans[session].noise_share_std
+            whole = releases.release(
+                tau, rounds=releases.rounds, row_releases=releases.row_releases
+            )
+            found["symbols"] = max(found["symbols"], rows / whole.count)
         return dict(found)
+
+    def _answer(self, session: int) -> int:
+        """Return the session that a session's answer counts in: one where records are counted."""
+        counts = self.plans[session].releases.releases_per_record is not None
+        return len(self.plans) - 1 if counts else session
 
     def rows_moved(self, other: "WholeRun") -> dict[str, int]:
         """Return by secondary how many rows moved in any round of a session at most, in all."""
@@ -450,6 +468,13 @@ class Listener:
         def one(release: SecondaryRelease, clipped: Tensor) -> Any:
             exact = release.aggregation.units(clipped, bounded=release.noise is not None)
             return self.say("rows", exact, lambda: method(release, clipped))
+
+        return one
+
+    def symbols(self, method: Any) -> Any:
+        def one(noise: SymbolNoise, cells: np.ndarray) -> Any:
+            exact = torch.from_numpy(cells.copy())
+            return self.say("symbols", exact, lambda: method(noise, cells))
 
         return one
 
@@ -562,6 +587,7 @@ def whole_run(
             (fitting.ClassMeansFitting, "vectors", listener.spoken),
             (fitting.ClassMeansFitting, "finish", listener.finished),
             (SecondaryRelease, "units", listener.units),
+            (SymbolNoise, "draw", listener.symbols),
             (class_sums.SumFormat, "by_bins", listener.by_bins),
             (class_labels, "randomised_labels", listener.drawn),
             (released_labels, "randomised_labels", listener.drawn),

@@ -75,7 +75,7 @@ class Check:
             "delta": self.plan.config.privacy.delta,
             "unit": self.plan.config.privacy.unit,
             "noise_share_std": tau,
-            "cells": releases.symbols and releases.symbols.cells,
+            "cells": releases.symbols.cells if releases.symbols else None,
             "sensitivity": None if releases.symbols else releases.sensitivity(),
             "of": "all releases together" if self.plan.regime.releases_once else "one round",
             "clip_norm": self.plan.config.privacy.clip_norm,

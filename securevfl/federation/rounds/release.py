@@ -113,7 +113,7 @@ class SecondaryRelease:
         self, symbols: SymbolNoise, values: Float[Tensor, "batch links 1"]
     ) -> Float[Tensor, "batch links 1"]:
         """Return each row's symbol as the value of its first slot; other slots are zero."""
-        drawn = symbols.draw(values.squeeze(2).double().cpu().numpy())
+        drawn = symbols.draw(symbols.cells_of(values.squeeze(2).double().cpu().numpy()))
         sent = torch.zeros_like(values)
         sent[:, 0, 0] = torch.from_numpy(drawn * self.aggregation.clip_norm).to(values)
         return sent

@@ -71,6 +71,12 @@ class ClassMeansPolicy(StagePolicy):
             PrivacyError: If the unit or the sampling does not go with sums over all records.
         """
         encoder, privacy = encoder_of(config), config.privacy
+        width = config.family.cut_shape(config.model)[1]
+        if config.scores and width != 1:
+            raise ConfigError(
+                f"model.hidden: class means of two classes, or of a number, are one score a "
+                f"record; write hidden = 1, got {width}"
+            )
         smallest = SMALLEST_EPSILON * config.labels_moved
         if encoder.labels != "plaintext" and encoder.label_epsilon < smallest:
             raise ConfigError(

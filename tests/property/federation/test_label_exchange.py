@@ -55,7 +55,7 @@ def federation(folder: Path, task: str, labels: str) -> Path:
         folder,
         rows=ROWS,
         federation={"task": task},
-        model={"release": "pooled", "hidden": 3 if task == "multiclass" else 2, "heads": 1}
+        model={"release": "pooled", "hidden": 3 if task == "multiclass" else 1, "heads": 1}
         | {"top": "tied"},
         encoder={"method": "class-means", "labels": labels, "share": 0.1},
         privacy=FROZEN,

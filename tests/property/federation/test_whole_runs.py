@@ -53,7 +53,8 @@ RUNS: dict[str, dict[str, Any]] = {
     "scores, shares": {
         **CLASS_MEANS,
         "federation": {"task": "regression"},
-        "model": {**POOLED, "hidden": 2, "top": "tied"},
+        "model": {**POOLED, "hidden": 1, "top": "tied"},
+        "privacy": {"epsilon": 2.0, "delta": 1e-4, "encoder": "frozen", "links_per_record": CAP},
         "encoder": {"method": "class-means", "labels": "shares", "share": 0.3},
     },
     "dp-trained": {
@@ -81,7 +82,7 @@ MECHANISMS = {
     "principal": {"rows", "moments"},
     "class means, shares": {"rows", "class sums"},
     "class means, randomised": {"rows", "class sums"},
-    "scores, shares": {"rows", "ranks", "class sums"},
+    "scores, shares": {"symbols", "ranks", "class sums"},
     "dp-trained": {"rows", "update"},
     # Labels alone have a promise.
     "assist": {"linked rows"},

@@ -150,8 +150,6 @@ def test_label_noise_that_cannot_be_drawn_costs_nobody_anything(one: Built) -> N
     [
         ("plaintext", "multiclass", None),
         ("randomised", "multiclass", keep_probability(2.0, 3)),
-        # A number that is exchanged moves three rows of three classes.
-        ("randomised", "regression", keep_probability(2.0 / 3, 3)),
     ],
 )
 def test_labels_that_travel_are_those_of_the_primary(

@@ -22,7 +22,7 @@ def encoders(folder: Path, fit, *, labels: str, told: ClassLabels) -> list[dict[
         folder, labels=labels, dealer=labels == "shares", federation={"task": "regression"}
     )
     source = tomllib.loads(path.read_text())
-    source["model"]["hidden"] = 2
+    source["model"]["hidden"] = 1
     with built(save_federation(folder, source), folder / "run") as made:
         fit(made, told)
         bottoms = [one.bottom for one in made.secondaries.values()]

@@ -97,7 +97,7 @@ def test_a_dealer_in_the_file_keeps_labels_at_home(tmp_path: Path) -> None:
 @pytest.mark.parametrize("task", ["binary", "regression"])
 def test_tasks_without_several_classes_need_no_number_of_them(task: str, tmp_path: Path) -> None:
     config = read(tmp_path, federation={"name": "test", "task": task})
-    assert config.family.cut_shape(config.model) == (1, 2)
+    assert config.family.cut_shape(config.model) == (1, 1)
 
 
 def test_parties_agree_on_what_was_chosen(tmp_path: Path) -> None:

@@ -41,28 +41,28 @@ def test_label_noise_of_a_regression_is_for_all_rows_that_one_label_moves(
     monkeypatch.setattr(SumFormat, "noise", noise)
     encoder = {**CLASS_MEANS, "labels": "shares"}
     path = write_means(
-        tmp_path, encoder=encoder, federation={"task": "regression"}, model={**MODEL, "hidden": 3}
+        tmp_path, encoder=encoder, federation={"task": "regression"}, model={**MODEL, "hidden": 1}
     )
     source = dict(read_federation(path).source)
     source["party"].append({"name": "dealer", "role": "dealer"})
     config = read_federation(save_federation(tmp_path, source))
     run(path, tmp_path / "run")
 
-    assert config.labels_moved == 3
+    assert config.labels_moved == 2
     promised = gaussian_noise_multiplier(
         epsilon=config.label_epsilon or 0, delta=config.privacy.delta
     )
-    assert max(drawn) == pytest.approx(3 * promised)
+    assert max(drawn) == pytest.approx(2 * promised)
 
 
 @pytest.mark.statistical
 def test_drawn_labels_of_a_regression_keep_a_row_no_oftener_than_its_part_of_epsilon(
     tmp_path: Path,
 ) -> None:
-    """One number that is exchanged moves 3 rows, so each has a third of label_epsilon.
+    """One number that is exchanged moves 2 rows, so each has half of label_epsilon.
 
     Of 14,000 drawn rows the share that is kept is off by more than 0.028 with probability below
-    1e-9, by the binomial; at the whole epsilon of each row it would be 0.79 in place of 0.49.
+    1e-9, by the binomial; at the whole epsilon of each row it would be 0.88 in place of 0.73.
     """
     epsilon, drawn = 2.0, {}
     for labels in ("plaintext", "randomised"):
@@ -71,7 +71,7 @@ def test_drawn_labels_of_a_regression_keep_a_row_no_oftener_than_its_part_of_eps
             rows=20_000,
             encoder={**CLASS_MEANS, "labels": labels, "label_epsilon": epsilon},
             federation={"task": "regression"},
-            model={**MODEL, "hidden": 3},
+            model={**MODEL, "hidden": 1},
         )
         config = read_federation(path)
         table = read_tables(config, tmp_path)["agency"]
@@ -83,11 +83,11 @@ def test_drawn_labels_of_a_regression_keep_a_row_no_oftener_than_its_part_of_eps
         files = StateFolder(tmp_path / labels, settings_digest="")
         drawn[labels] = class_labels_of(plan, data, table, ledger, files, ()).bins_of_rows
     true, found = drawn["plaintext"], drawn["randomised"]
-    rows = true < 3
+    rows = true < 2
     assert rows.sum() == 14_000
-    np.testing.assert_array_equal(found[~rows], 3)
-    odds = math.exp(epsilon / 3)
-    assert np.mean(found[rows] == true[rows]) == pytest.approx(odds / (odds + 2), abs=0.028)
+    np.testing.assert_array_equal(found[~rows], 2)
+    odds = math.exp(epsilon / 2)
+    assert np.mean(found[rows] == true[rows]) == pytest.approx(odds / (odds + 1), abs=0.028)
 
 
 def test_a_record_moves_class_sums_by_its_rounding_too() -> None:
@@ -163,15 +163,17 @@ def test_a_kept_model_has_keys_of_all_rows_and_shows_no_part_of_the_split(tmp_pa
 def test_noise_is_planned_for_each_step_of_a_score(tmp_path: Path) -> None:
     """At one epsilon three releases of records leave less for each than one does."""
     spread = {}
-    for classes, steps in ((3, 1), (2, 3)):
-        folder = tmp_path / str(classes)
+    for task, width, steps in (("multiclass", 3, 1), ("regression", 1, 3)):
+        folder = tmp_path / task
         folder.mkdir()
-        model = {**MODEL, "hidden": classes}
-        path = write_means(folder, federation={"task": "regression"}, model=model)
+        promise = {**FROZEN, "links_per_record": 1, "epsilon": 2.0}
+        promise.pop("noise_multiplier", None)
+        model = {**MODEL, "hidden": width}
+        path = write_means(folder, federation={"task": task}, model=model, privacy=promise)
         config = read_federation(path)
         assert config.fitting is not None
         assert config.fitting.steps == steps
         tables: dict[str, Any] = dict(read_tables(config, folder))
         _, facts = run_facts(config, tables["agency"])
-        spread[classes] = plan_run(config, facts).releases.fitting_multiplier()
-    assert spread[2] == pytest.approx(math.sqrt(3) * (spread[3] or 0), rel=0.02)
+        spread[steps] = plan_run(config, facts).releases.fitting_multiplier()
+    assert spread[3] == pytest.approx(math.sqrt(3) * (spread[1] or 0), rel=0.02)
