@@ -20,6 +20,7 @@ import securevfl as sv
 from securevfl.config.reading import read_federation
 from securevfl.dp.symbols import normal_scores
 from securevfl.federation.saved_model import FOLDER, load_model
+from securevfl.models.fitted_top import TiedTop
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
@@ -173,7 +174,7 @@ def test_scores_have_names_and_are_exported(tmp_path: Path, capfd: Capture) -> N
     assert about["noise_deviation"] is None
     values = normal_scores(about["cells"]) / normal_scores(about["cells"])[-1]
     averages = (values[:, None] + values).ravel() / 2 * config.privacy.clip_norm
-    assert np.abs(released.to_numpy()[:, None] - averages).min(axis=1).max() < 1e-5
+    assert np.abs(released.to_numpy()[:, None] - averages).min(axis=1).max() < 1e-4
     assert len(np.unique(released)) > 2
 
 
