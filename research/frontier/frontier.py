@@ -242,12 +242,13 @@ def federation_of(
         parties += [{"name": "dealer", "role": "dealer"}] if method == "shares" else []
     # An id's nearest one is itself, if every party has it.
     exact = tables.neighbours == 1
+    scores = class_means and classes == 2
     return {
         "federation": {"name": name, "task": tables.task, "seed": seed},
         "model": {
             "family": "fet",
-            "neighbours": 1 if exact else 4,
-            "hidden": classes if class_means else 2 * (len(own) - 1),
+            "neighbours": 1 if exact or scores else 4,
+            "hidden": 1 if scores else classes if class_means else 2 * (len(own) - 1),
             "heads": 1,
             "release": "pooled",
             "top": "mixed" if class_means else "additive",
