@@ -139,7 +139,7 @@ def init(
             "one that sorts last.",
         ),
     ] = None,
-    epsilon: Annotated[float, typer.Option("--epsilon", help="What is promised.")] = 8.0,
+    epsilon: Annotated[float, typer.Option("--epsilon", help="What is promised.")] = 2.0,
     bounds: _Bounds = None,
     words: _Words = None,
     missing: _Missing = None,

@@ -79,26 +79,29 @@ def _model(proposal: Proposal, chosen: Mapping[str, Mapping[str, Any]]) -> str:
     why = "keys are no positions"
     if proposal.keys.numeric:
         why = "the primary's model may read where its own rows are"
-    why_so_many = "K: a row's sum is cut to what K records can say"
-    if proposal.keys.neighbours == 1:
+    why_so_many, neighbours = "K: a row's sum is cut to what K records can say", proposal.neighbours
+    if proposal.keys.neighbours > neighbours:
+        why_so_many = "K: a row has one record; the best of several would cost more of epsilon"
+    elif neighbours == 1:
         why_so_many = "K: the nearest record is far nearer than the next"
         if proposal.keys.metric == "exact":
             why_so_many = "K: an id is at most one record of a secondary"
     hidden = "# FILL IN: hidden = " + _aside("how many classes the label has")
     if proposal.classes is not None:
-        halves = "a score of lower or upper half, sent as an angle"
-        each = halves if proposal.task == "regression" else "one number for each class"
+        each = "one number for each class"
+        if proposal.classes == 2:
+            each = "one score, sent as one of a few cells by randomised response"
         hidden = _setting(model, "hidden", each)
     return _lines(
         _comment(
             "Where a joint model gained over the primary alone at epsilon 8 and below, it had "
-            "these settings (docs/results.md says where it did not): each record gets a score for "
-            "every class, from noised class means; scores of all secondaries add up, and the top "
-            "model adds them to the primary's own model."
+            "these settings (docs/results.md says where it did not): each record gets a score, or "
+            "one for every class, from noised class means; scores of all secondaries add up, and "
+            "the top model adds them to the primary's own model."
         ),
         "[model]",
         _setting(model, "family"),
-        f"neighbours = {proposal.keys.neighbours}" + _aside(why_so_many),
+        f"neighbours = {neighbours}" + _aside(why_so_many),
         hidden,
         _setting(model, "heads", "must divide hidden; nothing attends here"),
         _setting(model, "release", "one vector a row leaves, not one a link"),

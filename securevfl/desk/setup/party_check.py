@@ -261,7 +261,7 @@ _STAND_INS: Final[Mapping[str, Any]] = {
     "federation.name": "federation",
     "federation.task": "regression",
     "model.family": "fet",
-    "privacy.epsilon": 8.0,
+    "privacy.epsilon": 2.0,
     "privacy.links_per_record": 1,
     "linkage.protection": "none",
     "party.name": "a-party",

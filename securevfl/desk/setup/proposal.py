@@ -89,7 +89,7 @@ class Wishes:
     positive: str | None = None
     """Label of a binary task that probabilities are about."""
 
-    epsilon: float = 8.0
+    epsilon: float = 2.0
     bounds_from_data: bool = False
     name: str | None = None
 
@@ -128,6 +128,12 @@ class Proposal:
 
     doubts: tuple[str, ...] = ()
     """Doubts about these links with figures of records, which must not stand in the shared file."""
+
+    @property
+    def neighbours(self) -> int:
+        """K: of a score by keys that are alike, 1, since a row with one record costs less."""
+        alone = self.classes == 2 and self.keys.metric != "exact"
+        return 1 if alone else self.keys.neighbours
 
     served: Mapping[str, RowsServed] = field(default_factory=dict)
     """Rows that a secondary's records serve, by party, for tables on this machine."""
