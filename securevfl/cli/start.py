@@ -460,13 +460,21 @@ def _print_privacy(console: Console, checked: "Check") -> None:
     if privacy is None:
         return
     if privacy["mechanism"] != "none":
+        noise = (
+            f"each secondary adds noise of deviation {privacy['noise_share_std']:.4g} to every "
+            f"number that it releases; one {privacy['unit']} changes {privacy['of']} by at most "
+            f"{privacy['sensitivity'] or 0:.4g}"
+        )
+        if privacy["cells"] is not None:
+            noise = (
+                f"each secondary sends one of {privacy['cells']} cells for a row, by randomised "
+                f"response; any other cell is {privacy['noise_share_std']:.4g} times as likely as "
+                f"the record's own"
+            )
         say(
             console,
             "noise: ",
-            f"each secondary adds noise of deviation {privacy['noise_share_std']:.4g} to every "
-            f"number that it releases; one {privacy['unit']} changes {privacy['of']} by at most "
-            f"{privacy['sensitivity']:.4g}; epsilon = {privacy['epsilon']:.4g}, "
-            f"delta = {privacy['delta']:g}",
+            f"{noise}; epsilon = {privacy['epsilon']:.4g}, delta = {privacy['delta']:g}",
         )
     say(console, "promise: ", privacy["statement"])
     if privacy["labels"] is not None:

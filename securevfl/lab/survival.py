@@ -28,7 +28,8 @@ def noise_a_number(
     the noise of all secondaries' shares, helpers of the primary included, since the top model knows
     none of them. With another number of secondaries the noise multiplier stays, and the noise
     follows the sensitivity: for ``secondary-record`` it does not grow with them, for the other
-    units it does (:func:`securevfl.dp.sensitivity.row_change`).
+    units it does (:func:`securevfl.dp.sensitivity.row_change`). Of symbols it is the noise that
+    would leave as much.
 
     Args:
         plan: Plan of the releases.
@@ -39,6 +40,10 @@ def noise_a_number(
         Dimensionless, >= 0.
     """
     checks.non_negative(noise_share_std=noise_share_std)
+    if plan.symbols is not None:
+        # Noise that would leave as much of one number; every secondary has its own.
+        share = plan.surviving_share(noise_share_std)
+        return math.sqrt((1 - share) / share * (secondaries or plan.parties))
     record = plan.privacy.clip_norm / (plan.links if plan.pooled else 1)
     noise = noise_share_std * math.sqrt(plan.parties)
     if secondaries is not None:

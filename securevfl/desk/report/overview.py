@@ -182,7 +182,8 @@ def promised_figures(privacy: dict[str, Any]) -> dict[str, str]:
         "secondaries that may collude with the primary": "colluding",
         "fewest secondaries that may go on": "least_secondaries",
         "noise multiplier": "noise_multiplier",
-        "noise share of each secondary (standard deviation)": "noise_share_std",
+        "cells of a released symbol": "cells",
+        "noise share of each secondary (standard deviation; of symbols, odds)": "noise_share_std",
         "noise multiplier of fitting the encoders": "fitting_noise_multiplier",
         "sensitivity of the sum": "sensitivity",
         "clip norm": "clip_norm",
@@ -195,6 +196,8 @@ def promised_figures(privacy: dict[str, Any]) -> dict[str, str]:
         if name not in privacy:
             continue
         value = privacy[name]
+        if value is None and name in ("noise_multiplier", "cells", "sensitivity"):
+            continue
         if value is None:
             value = "not bounded" if "epsilon" in name else "none"
         shown[label] = f"{value:.5g}" if isinstance(value, float) else str(value)

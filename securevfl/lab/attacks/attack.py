@@ -276,7 +276,9 @@ class Evidence:
 
     @property
     def noise_deviation(self) -> float:
-        """Promised standard deviation of the noise in each number of an average."""
+        """Promised standard deviation of the noise in each number of an average; 0 for symbols."""
+        if self.privacy["cells"] is not None:
+            return 0.0
         return float(self.privacy["noise_share_std"]) / math.sqrt(self.parties)
 
 
