@@ -58,6 +58,7 @@ def _measured(epsilon: str, seed: int, out: Path) -> sv.Contribution:
     source = digits_federation(
         seed=seed,
         model={
+            "family": "fet",
             "neighbours": 4,
             "hidden": 4 * _NUMBERS[epsilon],
             "release": "pooled",

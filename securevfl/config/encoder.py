@@ -26,8 +26,8 @@ class EncoderSettings:
     method: Literal["random", "principal", "class-means"]
     """``random``: a projection drawn without data. Others are fitted to each secondary's records
     behind noise that epsilon counts. ``principal``: leading principal components. ``class-means``:
-    one score a record for a label of two classes or a number, else ``hidden`` numbers, one for each
-    class, that all secondaries write into."""
+    one score a record for a label of two classes or a number, else one number for each class, that
+    all secondaries write into."""
 
     layout: Literal["blocks", "sum"] | None = None
     """``blocks``: every secondary has its own coordinates, ``hidden`` over their number. ``sum``:
@@ -73,6 +73,7 @@ class EncoderSettings:
 
 
 AUTO: Final = "auto"
+_FAMILY: Final = "class-means"
 NEIGHBOURS: Final = 4
 _RELEASED_AT_ONCE: Final = 1024
 """Rows of a round where nothing trains by rounds, and each round has its own cost."""
@@ -127,6 +128,12 @@ def _chosen_settings(source: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     metric = linkage.get("metric", "euclidean") if isinstance(linkage, Mapping) else "euclidean"
     settings = recommend(classes=classes, metric=metric, dealer="dealer" in roles)
     model = source.get("model")
+    family = model.get("family", _FAMILY) if isinstance(model, Mapping) else _FAMILY
+    if family != _FAMILY:
+        raise ConfigError(
+            f"model.family: encoder.method = {AUTO!r} chooses {_FAMILY!r}, which trains no "
+            f"network, got {family!r}; leave [model] out, or [encoder]"
+        )
     if isinstance(model, Mapping) and model.get("top", "mixed") not in ("tied", "mixed"):
         del settings["training"]
     return settings
@@ -146,11 +153,9 @@ def recommend(*, classes: int | None, metric: Any, dealer: bool) -> dict[str, di
     """
     return {
         "model": {
-            "family": "fet",
-            **({} if metric == "exact" else {"neighbours": 1 if classes == 2 else NEIGHBOURS}),
-            "hidden": 1 if classes == 2 else classes,
-            "heads": 1,
-            "release": "pooled",
+            "family": _FAMILY,
+            "neighbours": 1 if classes == 2 or metric == "exact" else NEIGHBOURS,
+            "numbers": 1 if classes == 2 else classes,
             "top": "mixed",
             **({} if metric in _OF_NUMBERS else {"keys_as_features": False}),
         },

@@ -517,7 +517,7 @@ def digits_federation(
     ]
     return {
         "federation": {"name": "digits", "task": "multiclass", "seed": seed},
-        "model": {"family": "fet", **model},
+        "model": model,
         # The digits are as many of each kind: a random split has all of them everywhere.
         "training": {**training, "split": "random"},
         "privacy": privacy,
@@ -535,10 +535,9 @@ def demo_federation(*, seed: int) -> dict[str, Any]:
     source = digits_federation(
         seed=seed,
         model={
+            "family": "class-means",
             "neighbours": 4,
-            "hidden": 10,
-            "heads": 1,
-            "release": "pooled",
+            "numbers": 10,
             "top": "tied",
             "keys_as_features": False,
         },

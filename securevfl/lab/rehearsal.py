@@ -28,7 +28,7 @@ Overrides = Mapping[str, Mapping[str, Any]]
 """Settings by table of the federation file; None takes one out."""
 
 # Of a family's settings, those that decide what a release holds and what reads it.
-_OF_MODEL: Final = ("release", "neighbours", "hidden", "top")
+_OF_MODEL: Final = ("release", "neighbours", "hidden", "numbers", "top")
 
 
 def settings_for(config: FederationConfig, epsilon: float | None) -> Overrides:

@@ -86,12 +86,12 @@ def _model(proposal: Proposal, chosen: Mapping[str, Mapping[str, Any]]) -> str:
         why_so_many = "K: the nearest record is far nearer than the next"
         if proposal.keys.metric == "exact":
             why_so_many = "K: an id is at most one record of a secondary"
-    hidden = "# FILL IN: hidden = " + _aside("how many classes the label has")
+    numbers = "# FILL IN: numbers = " + _aside("how many classes the label has")
     if proposal.classes is not None:
         each = "one number for each class"
         if proposal.classes == 2:
             each = "one score, sent as one of a few cells by randomised response"
-        hidden = _setting(model, "hidden", each)
+        numbers = _setting(model, "numbers", each)
     return _lines(
         _comment(
             "Where a joint model gained over the primary alone at epsilon 8 and below, it had "
@@ -102,9 +102,7 @@ def _model(proposal: Proposal, chosen: Mapping[str, Mapping[str, Any]]) -> str:
         "[model]",
         _setting(model, "family"),
         f"neighbours = {neighbours}" + _aside(why_so_many),
-        hidden,
-        _setting(model, "heads", "must divide hidden; nothing attends here"),
-        _setting(model, "release", "one vector a row leaves, not one a link"),
+        numbers,
         _setting(model, "top", "own model plus weighted class scores; trees where they add"),
         _setting(model, "keys_as_features", why),
         "",

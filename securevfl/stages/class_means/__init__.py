@@ -2,4 +2,8 @@
 
 from securevfl.core.stages import StageManifest
 
-STAGE = StageManifest(policy="policy:ClassMeansPolicy", run="stage:ClassMeansStage")
+STAGE = StageManifest(
+    families={"class-means": "family:ClassMeansFamily"},
+    policy="policy:ClassMeansPolicy",
+    run="stage:ClassMeansStage",
+)

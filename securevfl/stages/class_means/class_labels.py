@@ -139,8 +139,8 @@ def _classes_of(
         there = max(2, data.head.outputs)
         if classes != there:
             raise ConfigError(
-                f"model.hidden: class means have one number a class, and the label has {there}; "
-                f"write hidden = {there}, got {classes}"
+                f"model.numbers: class means have one number a class, and the label has {there}; "
+                f"write numbers = {there}, got {classes}"
             )
         known = labels[train].astype(np.int64)
     bins = np.full(len(labels), classes, dtype=np.int64)

@@ -74,8 +74,8 @@ class ClassMeansPolicy(StagePolicy):
         width = config.family.cut_shape(config.model)[1]
         if config.scores and width != 1:
             raise ConfigError(
-                f"model.hidden: class means of two classes, or of a number, are one score a "
-                f"record; write hidden = 1, got {width}"
+                f"[model]: class means of two classes, or of a number, are one score a record, and "
+                f'a row\'s release has {width} numbers; write family = "class-means"'
             )
         smallest = SMALLEST_EPSILON * config.labels_moved
         if encoder.labels != "plaintext" and encoder.label_epsilon < smallest:
