@@ -41,7 +41,7 @@ def test_a_file_that_says_nothing_gets_a_whole_frozen_run_that_class_means(tmp_p
     assert config.family.cut_shape(config.model) == (1, 3)
     assert (config.top.name, config.privacy.encoder) == ("mixed", "frozen")
     assert (config.linkage.choose, config.privacy.links_per_record) == ("records", 1)
-    assert config.chosen["model.hidden"] == 3
+    assert config.chosen["model.numbers"] == 3
     assert config.training.batch_size == config.chosen["training.batch_size"] == 1024
     assert config.chosen["linkage.choose"] == "records"
 
@@ -49,7 +49,7 @@ def test_a_file_that_says_nothing_gets_a_whole_frozen_run_that_class_means(tmp_p
 def test_what_the_file_says_is_kept_and_not_called_chosen(tmp_path: Path) -> None:
     config = read(
         tmp_path,
-        model={"family": "fet", "neighbours": 7},
+        model={"family": "class-means", "neighbours": 7},
         encoder={"method": "auto", "labels": "plaintext"},
     )
     assert config.model.neighbours == 7
@@ -58,10 +58,9 @@ def test_what_the_file_says_is_kept_and_not_called_chosen(tmp_path: Path) -> Non
     assert not {"model.neighbours", "model.family", "encoder.labels"} & set(config.chosen)
 
 
-def test_a_top_network_keeps_its_batches(tmp_path: Path) -> None:
-    config = read(tmp_path, model={"family": "fet", "top": "additive"})
-    assert config.training.batch_size == 128
-    assert "training.batch_size" not in config.chosen
+def test_a_networks_family_does_not_go_with_what_is_chosen(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model\.family: .* leave \[model\] out"):
+        read(tmp_path, model={"family": "fet", "top": "additive"})
 
 
 @pytest.mark.parametrize("family", ["avgsim", "assist", "fedsplitnn"])
@@ -107,7 +106,7 @@ def test_parties_agree_on_what_was_chosen(tmp_path: Path) -> None:
         name: dict(table) if name != "party" else table for name, table in auto.source.items()
     }
     assert parse_federation(written, file="fed.toml").digest == auto.digest
-    written["model"]["hidden"] = 4
+    written["model"]["numbers"] = 4
     assert parse_federation(written, file="fed.toml").digest != auto.digest
 
 

@@ -48,7 +48,7 @@ def test_the_readme_tables_run_without_an_edit(tmp_path: Path, capfd: Capture) -
     assert config.linkage.metric == "great-circle"
     assert config.encoder is not None
     assert (config.encoder.method, config.encoder.labels) == ("class-means", "randomised")
-    assert config.family.cut_shape(config.model) == (1, 2)
+    assert config.family.cut_shape(config.model) == (1, 1)
     assert config.top is not None
     assert config.top.name == "mixed"
 
@@ -56,7 +56,7 @@ def test_the_readme_tables_run_without_an_edit(tmp_path: Path, capfd: Capture) -
 
     assert run.code == 0, run.err
     privacy = json.loads(run.out)["privacy"]
-    assert privacy["epsilon"] <= 8.0
+    assert privacy["epsilon"] <= 2.0
     assert privacy["statement"] in " ".join(comments(out))
 
 

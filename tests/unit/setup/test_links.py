@@ -259,16 +259,20 @@ def test_five_links_where_one_is_right_are_named(
     assert not [text for text in again if "model.neighbours" in text]
 
 
-@pytest.mark.parametrize(("off", "neighbours"), [(0.01, 1), (5.0, 4)])
-def test_init_takes_one_link_where_one_is_right(
-    tmp_path: Path, capfd: Capture, off: float, neighbours: int
+@pytest.mark.parametrize(
+    ("off", "why"), [(0.01, "far nearer than the next"), (5.0, "would cost more of epsilon")]
+)
+def test_init_takes_one_link_of_a_score_and_says_why(
+    tmp_path: Path, capfd: Capture, off: float, why: str
 ) -> None:
     near_places(tmp_path, off=off)
     out = tmp_path / "proposed.toml"
     tables = ("--primary", tmp_path / "bank.csv", "--secondary", tmp_path / "shop.csv")
     ended = securevfl(capfd, "init", *tables, "--label", "y", "--bounds", "b=-5,5", "--out", out)
     assert ended.code == 0, ended.err
-    assert tomllib.loads(out.read_text(encoding="utf-8"))["model"]["neighbours"] == neighbours
+    text = out.read_text(encoding="utf-8")
+    assert tomllib.loads(text)["model"]["neighbours"] == 1
+    assert why in text
 
 
 def test_one_right_link_beats_five_that_stand_in_for_it() -> None:

@@ -120,16 +120,16 @@ def test_the_last_partner_writes_fewer_numbers(tmp_path: Path) -> None:
     assert rehearsal_config(config, cast, 8.0).model.hidden == features
 
 
-def test_class_means_keep_a_number_for_each_class_and_no_trees_are_fitted(tmp_path: Path) -> None:
+def test_class_means_keep_their_score_and_no_trees_are_fitted(tmp_path: Path) -> None:
     """However few features a pretended partner has."""
-    model = source(hidden=2)["model"] | {"top": "mixed"}
+    model = {"family": "class-means", "top": "mixed"}
     encoder = {"method": "class-means", "labels": "plaintext"}
     config, _, cast = played(tmp_path, columns=5, seed=2, model=model, encoder=encoder)
 
     assert len(cast.aside) == 2
     assert min(cast.tables[name].num_features for name in cast.aside) == 1
     played_by = rehearsal_config(config, cast, 8.0)
-    assert played_by.model.hidden == 2
+    assert played_by.model.numbers == 1
     assert played_by.top is not None
     assert played_by.top.name == "tied"
 
