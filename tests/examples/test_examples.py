@@ -23,7 +23,7 @@ def test_digits_example_reaches_its_window(capsys):
 
     Its accuracies were 0.856 together and 0.717 alone.
     """
-    main = runpy.run_path(str(EXAMPLES / "digits_fet.py"))["main"]
+    main = runpy.run_path(str(EXAMPLES / "class_means_digits.py"))["main"]
     figures = main(["--smoke", "--simulate"])
     assert figures["alone"] + 0.05 < figures["joint"] < 0.95
     assert 0.60 < figures["alone"] < 0.85
@@ -36,7 +36,7 @@ def test_digits_example_reaches_its_window(capsys):
 @pytest.mark.multiprocess
 def test_digits_example_gives_each_party_a_process(capsys):
     """As it is run by default: the same promise, and a table that says what it covers."""
-    figures = runpy.run_path(str(EXAMPLES / "digits_fet.py"))["main"](["--smoke"])
+    figures = runpy.run_path(str(EXAMPLES / "class_means_digits.py"))["main"](["--smoke"])
     assert 7.9 < figures["epsilon"] <= 8.0
     assert 0.60 < figures["alone"] < 0.85
     assert "- aggregates: covered by epsilon" in capsys.readouterr().out

@@ -1,11 +1,11 @@
-"""FeT on handwritten digits from Python: five parties, a process each, and epsilon 8.
+"""Class means of handwritten digits from Python: five parties, a process each, epsilon 8.
 
 One table is split between a primary, which has the labels, and four secondaries, by FeT's own
 protocol: features are dealt out at random, and what parties have in common is a blurred key, so
 rows are linked to their nearest records instead of being joined. ``encoder="auto"`` takes the
 settings that do best behind so much noise: class means, released once a row.
 
-Run: ``python examples/digits_fet.py [--smoke] [--simulate] [--epsilon 8] [--device cuda]``; it
+Run: ``python examples/class_means_digits.py [--smoke] [--simulate] [--epsilon 8] [--device cuda]``; it
 begins with::
 
     test accuracy, joint: 0.830
@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="FeT on handwritten digits, five parties.")
+    parser = argparse.ArgumentParser(description="Class means of handwritten digits, five parties.")
     parser.add_argument("--smoke", action="store_true", help="half of the rows")
     parser.add_argument("--simulate", action="store_true", help="all parties in this process")
     parser.add_argument("--epsilon", type=float, default=8.0, help="what a record may cost")
