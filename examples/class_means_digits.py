@@ -5,8 +5,8 @@ protocol: features are dealt out at random, and what parties have in common is a
 rows are linked to their nearest records instead of being joined. ``encoder="auto"`` takes the
 settings that do best behind so much noise: class means, released once a row.
 
-Run: ``python examples/class_means_digits.py [--smoke] [--simulate] [--epsilon 8] [--device cuda]``; it
-begins with::
+Run: ``python examples/class_means_digits.py``, with ``--smoke``, ``--simulate``, ``--epsilon 8`` or
+``--device cuda``; it begins with::
 
     test accuracy, joint: 0.830
     test accuracy, alone: 0.763  (average)

@@ -1,8 +1,8 @@
 """Two torch modules of your own: one at every secondary, one at the primary.
 
 Where something is promised, a secondary's module must treat each row alone: BatchNorm is refused.
-This run promises nothing: on the tables of ``class_means_digits.py`` such modules gained nothing at epsilon
-8 in three tries, where the settings shown there gain.
+This run promises nothing: on the tables of ``class_means_digits.py`` such modules gained nothing at
+epsilon 8 in three tries, where the settings shown there gain.
 
 Run: ``python examples/own_family.py [--device cuda]``, which prints::
 
