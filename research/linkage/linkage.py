@@ -24,7 +24,6 @@ import numpy as np
 
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.metrics.points import EuclideanKeys
-from securevfl.linkage.metrics.texts import QGramCandidates, TextKeys, gram_matrix
 from securevfl.linkage.sampling import PoissonSampler, RoundLinker
 from securevfl.stages.bloom.code_keys import CodeKeys
 from securevfl.stages.encrypted_linkage.block_search import (
@@ -44,6 +43,7 @@ from securevfl.stages.encrypted_linkage.shares import (
     primary_share,
     secondary_share,
 )
+from securevfl.stages.fuzzy_keys.edits import QGramCandidates, TextKeys, gram_matrix
 
 SEED = 0
 K = 50

@@ -12,8 +12,8 @@ from jaxtyping import UInt8
 
 from securevfl.core.errors import ConfigError
 from securevfl.data.tables import KeyTable
+from securevfl.linkage.metrics.exact import ExactKeys, exact_texts, numbered_keys
 from securevfl.linkage.metrics.metric import ComparedKeys, KeySpec, Metric
-from securevfl.linkage.metrics.texts import ExactKeys, exact_texts, numbered_keys
 from securevfl.linkage.protections.protection import Coordinated, DataParty, LinkageHelper, Take
 from securevfl.linkage.spec import LinkageSecret, LinkSpec
 from securevfl.linkage.stage.candidates import find_candidates

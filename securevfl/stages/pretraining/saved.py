@@ -11,8 +11,8 @@ from securevfl.core.errors import ConfigError
 from securevfl.core.files import read_json, write_json
 from securevfl.federation.checkpoint import DamagedError, read_state, write_state
 from securevfl.stages.pretraining.learning import LearnerWithRecords
+from securevfl.stages.pretraining.parties import PretrainingRun
 from securevfl.stages.pretraining.policy import nothing_to_pretrain
-from securevfl.stages.pretraining.primary import PretrainingRun
 
 _ENCODERS_NAME: Final = "encoders.pt"
 

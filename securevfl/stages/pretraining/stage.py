@@ -20,12 +20,11 @@ from securevfl.federation.stage import (
     StageAtPrimary,
     StageAtSecondary,
 )
-from securevfl.stages.pretraining.learning import LearnerWithRecords
+from securevfl.stages.pretraining.learning import LearnerWithRecords, even_batches, pretraining_rows
 from securevfl.stages.pretraining.messages import PretrainingValidator
+from securevfl.stages.pretraining.parties import PretrainingRun, PretrainingSecondary
 from securevfl.stages.pretraining.policy import wants_pretraining
-from securevfl.stages.pretraining.primary import PretrainingRun
 from securevfl.stages.pretraining.projections import projection_mechanism
-from securevfl.stages.pretraining.rows import even_batches, pretraining_rows
 from securevfl.stages.pretraining.saved import (
     conclude_figures,
     earlier_figures,
@@ -33,7 +32,6 @@ from securevfl.stages.pretraining.saved import (
     load_checkpoint,
     write_figures,
 )
-from securevfl.stages.pretraining.secondary import PretrainingSecondary
 
 
 class PretrainingStage(RunStage):
@@ -117,7 +115,7 @@ class PretrainingPrimary(StageAtPrimary):
             PrivacyError: If training diverges.
 
         Reveals:
-            What :class:`securevfl.stages.pretraining.primary.PretrainingRun` reveals.
+            What :class:`securevfl.stages.pretraining.parties.PretrainingRun` reveals.
         """
         context, config = self._context, self._context.plan.config
         if context.plan.facts.resume_epoch:

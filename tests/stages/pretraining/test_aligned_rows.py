@@ -31,10 +31,9 @@ from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
-from securevfl.stages.pretraining.learning import LearnerWithRecords
+from securevfl.stages.pretraining.learning import LearnerWithRecords, pretraining_rows
 from securevfl.stages.pretraining.messages import CrossBatch, IterationBegin, PretrainingValidator
-from securevfl.stages.pretraining.rows import pretraining_rows
-from securevfl.stages.pretraining.secondary import PretrainingSecondary
+from securevfl.stages.pretraining.parties import PretrainingSecondary
 from securevfl.testing import write_federation
 from securevfl.transport.message import Message
 from securevfl.transport.star import SecondaryTransport

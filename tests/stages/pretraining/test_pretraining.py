@@ -21,9 +21,13 @@ from securevfl.models.pretraining import PretrainingSettings
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
-from securevfl.stages.pretraining.learning import CollapseWatch, IterationFigures
+from securevfl.stages.pretraining.learning import (
+    CollapseWatch,
+    IterationFigures,
+    even_batches,
+    pretraining_rows,
+)
 from securevfl.stages.pretraining.projections import projection_mechanism
-from securevfl.stages.pretraining.rows import even_batches, pretraining_rows
 from securevfl.stages.pretraining.saved import load_encoders
 from securevfl.stages.pretraining.stage import build_learner
 from securevfl.testing import save_federation, write_federation

@@ -11,7 +11,7 @@ from securevfl.core.errors import ConfigError, DataError
 from securevfl.data.keys_and_labels import KeyKind, read_key_table
 from securevfl.linkage.metrics.metric import Field
 from securevfl.linkage.sampling import eligible_pairs
-from securevfl.stages.mixed_keys.mixed import MixedKeys
+from securevfl.stages.fuzzy_keys.mixed import MixedKeys
 
 NAME = Field(name="name", kind="text")
 BORN = Field(name="born", kind="number", scale=10.0)

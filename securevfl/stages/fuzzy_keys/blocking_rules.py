@@ -31,7 +31,7 @@ from securevfl.linkage.text import present_texts
 
 if TYPE_CHECKING:
     import duckdb
-from securevfl.linkage.candidate_pairs import CandidatePairs, Pairs
+from securevfl.stages.fuzzy_keys.candidate_pairs import CandidatePairs, Pairs
 
 FUNCTIONS: Final = frozenset(
     {
@@ -179,7 +179,7 @@ class RuleCandidates(CandidatePairs):
         )
 
     def pairs(self, rows: Chosen | None, eligible: Sample | None) -> Iterator[Pairs]:
-        """Yield candidates; see :class:`~securevfl.linkage.candidate_pairs.CandidatePairs`."""
+        """Yield candidates; see :meth:`CandidatePairs.pairs`."""
         among = self._all_records if eligible is None else self._sort_records(eligible)
         spans = self._spans(among, rows)
         records = len(self.records[0])

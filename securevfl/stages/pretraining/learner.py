@@ -16,16 +16,16 @@ from torch.nn import functional
 
 from securevfl.core.conventions import derive_seed
 from securevfl.core.devices import computing_in, widen_floats
-from securevfl.models.fedhssl.augment import Augmentation
-from securevfl.models.fedhssl.encoders import (
+from securevfl.models.layers import initialise
+from securevfl.models.optimisers import build_optimizer
+from securevfl.models.pretraining import Algorithm, PretrainingSettings
+from securevfl.stages.pretraining.augment import Augmentation
+from securevfl.stages.pretraining.encoders import (
     CategoricalColumn,
     Encoder,
     FedHSSLConfig,
     build_encoder,
 )
-from securevfl.models.layers import initialise
-from securevfl.models.optimisers import build_optimizer
-from securevfl.models.pretraining import Algorithm, PretrainingSettings
 
 # As in torch's normalize: a vector of zeros has no direction, and stays.
 _SHORTEST: Final = 1e-12

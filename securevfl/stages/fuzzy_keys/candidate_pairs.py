@@ -13,7 +13,7 @@ What blocking loses is measured when it is set up and stays with the keys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from jaxtyping import Float64, Int64
@@ -21,10 +21,6 @@ from jaxtyping import Float64, Int64
 from securevfl.core import checks
 from securevfl.linkage.links import Chosen, LinkTable, Sample, eligible_ids, nearest_pairs
 from securevfl.linkage.metrics.metric import ComparedKeys
-
-if TYPE_CHECKING:
-    pass
-
 
 Candidates = TypeVar("Candidates", bound="CandidatePairs")
 Own = TypeVar("Own", bound="PairwiseKeys")

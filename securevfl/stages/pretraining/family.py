@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.models import family
-from securevfl.models.fedhssl import augment, encoders
-from securevfl.models.fedhssl.encoders import CategoricalColumn, FedHSSLConfig, build_encoder
-from securevfl.models.fedhssl.learner import PartyLearner
 from securevfl.models.layers import MLP, ByteDropout, LayerNorm
 from securevfl.models.pretraining import PretrainingSettings
+from securevfl.stages.pretraining import augment, encoders
+from securevfl.stages.pretraining.encoders import CategoricalColumn, FedHSSLConfig, build_encoder
+from securevfl.stages.pretraining.learner import PartyLearner
 
 # A clipped aggregate may be tiny; the usual 1e-5 would swallow it.
 _EPSILON: Final = 1e-10

@@ -15,12 +15,12 @@ import numpy as np
 from jaxtyping import Float64, Int64, Shaped
 
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.linkage.blocking_rules import BlockingRules, RuleCandidates
-from securevfl.linkage.candidate_pairs import PairwiseKeys
 from securevfl.linkage.links import Chosen, LinkTable, nearest_by_block
 from securevfl.linkage.metrics.metric import Columns, Field, Keys, KeySpec, Metric
-from securevfl.linkage.metrics.texts import edit_distances, pair_edits
 from securevfl.linkage.text import present_texts
+from securevfl.stages.fuzzy_keys.blocking_rules import BlockingRules, RuleCandidates
+from securevfl.stages.fuzzy_keys.candidate_pairs import PairwiseKeys
+from securevfl.stages.fuzzy_keys.edits import edit_distances, pair_edits
 
 _CHUNK_CELLS: Final = 2**21
 _FAR: Final = 0.5
