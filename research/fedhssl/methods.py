@@ -27,9 +27,9 @@ from securevfl.lab.methods import BoostingConfig
 from securevfl.lab.pooled_methods import fit_boosting
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.sampling import FixedLinks
+from securevfl.models.family import PretrainingSettings
 from securevfl.models.layers import initialise
 from securevfl.models.optimisers import build_optimizer
-from securevfl.models.pretraining import PretrainingSettings
 from securevfl.models.registry import FAMILIES
 from securevfl.models.tasks import TaskHead
 from securevfl.stages.pretraining.augment import Augmentation, AugmentedImages, CorruptedFeatures

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from securevfl.lab.datasets import load_full
-from securevfl.models.pretraining import PretrainingSettings
+from securevfl.models.family import PretrainingSettings
 from securevfl.stages.pretraining.augment import CorruptedFeatures
 from securevfl.stages.pretraining.encoders import FedHSSLConfig
 from securevfl.stages.pretraining.learner import PartyLearner, simsiam_loss, unit

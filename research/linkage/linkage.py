@@ -25,7 +25,7 @@ import numpy as np
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.metrics.points import EuclideanKeys
 from securevfl.linkage.sampling import PoissonSampler, RoundLinker
-from securevfl.stages.bloom.code_keys import CodeKeys
+from securevfl.stages.bloom.codes import CodeKeys
 from securevfl.stages.encrypted_linkage.block_search import (
     CellBlock,
     cells_of,

@@ -20,8 +20,7 @@ from securevfl.dp.release_plan import FittingPlan
 from securevfl.linkage import spec
 from securevfl.linkage.metrics.metric import KeySpec
 from securevfl.linkage.stage.linkage_parts import METRICS, PROTECTIONS
-from securevfl.models.family import AnyFamily, FamilySettings
-from securevfl.models.pretraining import PretrainingSettings
+from securevfl.models.family import AnyFamily, FamilySettings, PretrainingSettings
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,9 +11,19 @@ import numpy as np
 import pandas as pd
 from pandas.api import types
 
-from securevfl.data.cells import TRUTH_WORDS, amounts_of, dates_of, first_row, numbers_of, texts_of
+from securevfl.data.cells import (
+    TRUTH_WORDS,
+    amounts_of,
+    dates_of,
+    first_row,
+    is_bracketed,
+    is_number,
+    numbers_of,
+    split_unit_sign,
+    texts_of,
+    unit_of,
+)
 from securevfl.data.scaling import MAX_CATEGORIES
-from securevfl.data.sources.text_numbers import is_bracketed, is_number, split_unit_sign, unit_of
 
 Kind = Literal["number", "boolean", "words", "date"]
 _FLOAT32_WHOLE: Final = 2**24

@@ -11,6 +11,7 @@ from pandas.api.types import is_numeric_dtype
 from securevfl.core.conventions import Task
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.data import keys_and_labels
+from securevfl.data.cells import split_unit_sign
 from securevfl.data.party_tables import (
     ROW,
     ColumnRoles,
@@ -22,7 +23,6 @@ from securevfl.data.scaling import NOTHING_DECLARED, ColumnSettings
 from securevfl.data.sources.pieces import plain, to_pandas
 from securevfl.data.sources.settings import require_different
 from securevfl.data.sources.table_source import FRAMES_OF_ROWS
-from securevfl.data.sources.text_numbers import split_unit_sign
 from securevfl.data.tables import PartyTable
 
 

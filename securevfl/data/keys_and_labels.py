@@ -27,12 +27,12 @@ from securevfl.data.cells import (
     numbers_of,
     refuse_rows,
     require_columns,
+    split_unit_sign,
     texts_of,
     truths_of,
 )
 from securevfl.data.sources.read import read_frame
 from securevfl.data.sources.settings import AS_IT_IS, Reading, Wanted
-from securevfl.data.sources.text_numbers import split_unit_sign
 from securevfl.data.tables import KeyTable, Labels
 
 LARGEST_WHOLE_NUMBER: Final = 2**53

@@ -38,12 +38,11 @@ from securevfl.linkage.metrics.metric import KeySpec
 from securevfl.linkage.stage.linkage_parts import METRICS
 from securevfl.models.alone.choice import Alone, fit_alone
 from securevfl.models.alone.perceptron import BaselineConfig
-from securevfl.models.family import Family, FamilySettings
-from securevfl.models.pretraining import PretrainingSettings
+from securevfl.models.family import Family, FamilySettings, PretrainingSettings
 from securevfl.models.registry import family_named, family_names, family_of
 from securevfl.models.tasks import TaskHead
 from securevfl.runtime.entry import simulate
-from securevfl.runtime.prediction_request import NamedRows
+from securevfl.runtime.prediction_session import NamedRows
 from securevfl.runtime.predictions import Predictions, predictions_of
 from securevfl.runtime.simulation import RunResult
 from securevfl.runtime.trained_run import RunSource, TrainedRun, trained_run

@@ -24,10 +24,9 @@ from securevfl.core import checks
 from securevfl.core.errors import ConfigError, in_one_line
 from securevfl.core.stages import load_parts
 from securevfl.models import pairs
-from securevfl.models.family import AnyFamily, Family, FamilySettings
+from securevfl.models.family import AnyFamily, Family, FamilySettings, Step
 from securevfl.models.fedsim import FedSimFamily
 from securevfl.models.fet.family import FeTFamily
-from securevfl.models.pretraining import Step
 
 GROUP: Final = "securevfl.families"
 """The entry points' group."""

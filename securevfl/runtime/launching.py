@@ -532,6 +532,6 @@ def _role_of(job: PartyJob) -> Callable[[PartySession], _Ended]:
         from securevfl.runtime.secondary_party import run_secondary
 
         return run_secondary
-    from securevfl.runtime.helper_party import run_helper, serve_as_helper
+    from securevfl.runtime.party import run_helper, serve_as_helper
 
     return serve_as_helper if serves else run_helper

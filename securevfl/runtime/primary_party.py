@@ -34,8 +34,12 @@ from securevfl.linkage.stage.linking import LinkageInput, link_as_primary
 from securevfl.runtime.final_figures import measure_run
 from securevfl.runtime.metrics_file import RunFigures
 from securevfl.runtime.party import PartySession, countersigner
-from securevfl.runtime.prediction_request import Request, expected_blocks
-from securevfl.runtime.prediction_session import LinkedRequest, SessionWithPartners
+from securevfl.runtime.prediction_session import (
+    LinkedRequest,
+    Request,
+    SessionWithPartners,
+    expected_blocks,
+)
 from securevfl.runtime.predictions import Predictions
 from securevfl.runtime.primary_run import PrimaryRun
 from securevfl.runtime.run_options import RejoinDue

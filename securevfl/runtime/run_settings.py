@@ -21,8 +21,7 @@ from securevfl.data.scaling import Bounds, ColumnSettings
 from securevfl.data.tables import PartyTable
 from securevfl.dp.privacy import Privacy
 from securevfl.linkage.stage.linkage_parts import PROTECTIONS
-from securevfl.models.family import FamilySettings
-from securevfl.models.pretraining import PretrainingSettings
+from securevfl.models.family import FamilySettings, PretrainingSettings
 from securevfl.models.registry import family_of
 from securevfl.runtime import run_options
 

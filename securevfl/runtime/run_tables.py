@@ -20,7 +20,7 @@ from securevfl.data.sources.settings import Wanted
 from securevfl.data.tables import PartyTable
 from securevfl.federation.saved_model import SavedModel
 from securevfl.linkage.stage.party_keys import keys_of_frame
-from securevfl.runtime.prediction_request import NamedRows
+from securevfl.runtime.prediction_session import NamedRows
 
 
 def read_party(

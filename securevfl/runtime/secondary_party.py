@@ -45,7 +45,7 @@ from securevfl.runtime.party import (
     require_same_parties,
     serve_sessions,
 )
-from securevfl.runtime.prediction_request import KeptSecondary, prediction_spec
+from securevfl.runtime.prediction_session import KeptSecondary, prediction_spec
 from securevfl.runtime.run_folder import OWN_FACTS
 from securevfl.runtime.run_options import RejoinDue
 from securevfl.runtime.secondary_run import begin_secondary, keep_secondary

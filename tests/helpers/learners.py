@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import torch
 
-from securevfl.models.pretraining import PretrainingSettings
+from securevfl.models.family import PretrainingSettings
 from securevfl.stages.pretraining.augment import Augmentation, AugmentedImages, CorruptedFeatures
 from securevfl.stages.pretraining.encoders import FedHSSLConfig
 from securevfl.stages.pretraining.learner import PartyLearner

@@ -50,7 +50,7 @@ from securevfl.linkage.stage import linking
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.mpc.codec import decode_sum
-from securevfl.runtime import prediction_request, prediction_session, secondary_run, trained_run
+from securevfl.runtime import prediction_session, secondary_run, trained_run
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
@@ -556,7 +556,7 @@ def whole_run(
         patches.enter_context(mechanisms_overheard(listener.say))
         for owner, name, make in (
             (secondary_run, "build_secondary", listener.built),
-            (prediction_request, "build_secondary", listener.built),
+            (prediction_session, "build_secondary", listener.built),
             (Secondary, "hear_round", listener.spoken),
             (Secondary, "learn", listener.spoken),
             (fitting.ClassMeansFitting, "vectors", listener.spoken),
@@ -572,7 +572,7 @@ def whole_run(
             (linking, "linked_primary", listener.linked),
             (PeersHere, "tell", listener.told),
             (PeersHere, "ask", listener.told),
-            (prediction_request, "Request", listener.requested),
+            (prediction_session, "Request", listener.requested),
         ):
             patches.enter_context(mock.patch.object(owner, name, make(getattr(owner, name))))
         # A request is made whoever would answer it.
@@ -628,6 +628,6 @@ def _play(
     for rows in requests:
         new = tables[config.primary.name].take(np.array(rows))
         with run.session(unheard) as session:
-            answer = session.ask(prediction_request.NamedRows.all_of(new))
+            answer = session.ask(prediction_session.NamedRows.all_of(new))
         listener.hear("predictions", answer.values.tolist())
     listener.hear("end")

@@ -11,9 +11,9 @@ import pandas as pd
 
 from securevfl.core.errors import DataError
 from securevfl.data.sources import settings
+from securevfl.data.sources.dialects import is_text_table
 from securevfl.data.sources.pieces import COLUMNAR_SUFFIXES, read_columnar
 from securevfl.data.sources.table_source import IN_ROWS, SOURCES
-from securevfl.data.sources.text_encodings import is_text_table
 from securevfl.data.sources.text_files import read_text_file
 
 EVERYTHING: Final = settings.Wanted()

@@ -14,11 +14,16 @@ from typing import Any, Final
 import pandas as pd
 
 from securevfl.core.errors import DataError
-from securevfl.data.sources.dialects import Dialect, dialect_of, empty_cells
+from securevfl.data.cells import read_numbers, row_text
+from securevfl.data.sources.dialects import (
+    Dialect,
+    dialect_of,
+    empty_cells,
+    no_such_encoding,
+    open_table,
+)
 from securevfl.data.sources.pieces import Pieces
 from securevfl.data.sources.settings import Reading, Wanted
-from securevfl.data.sources.text_encodings import no_such_encoding, open_table
-from securevfl.data.sources.text_numbers import read_numbers, row_text
 
 # With at least this share of other cells, a column holds no dates.
 _FEW_DATES: Final = 0.5

@@ -20,8 +20,8 @@ from securevfl.linkage.stage.candidates import find_candidates
 from securevfl.linkage.stage.link_cache import coordinate, links_key
 from securevfl.linkage.stage.messages import Linked, LinkingKind, Lists, MadeSimilarities
 from securevfl.linkage.stage.noised_similarities import SimilarLinks
-from securevfl.stages.bloom.code_keys import Bloom as CodeMetric
-from securevfl.stages.bloom.code_keys import CodeKeys, code_bytes, encode, require_coded_ranges
+from securevfl.stages.bloom.codes import Bloom as CodeMetric
+from securevfl.stages.bloom.codes import CodeKeys, code_bytes, encode, require_coded_ranges
 from securevfl.transport.message import DeclaredMessage, Message, MessageKind, TypedMessage
 
 Bytes = UInt8[np.ndarray, "_ code_bytes"]

@@ -19,8 +19,8 @@ from torch.nn import functional
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
+from securevfl.models.family import Step
 from securevfl.models.layers import LayerNorm
-from securevfl.models.pretraining import Step
 
 
 @dataclass(frozen=True, slots=True)

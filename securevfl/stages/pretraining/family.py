@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.models import family
+from securevfl.models.family import PretrainingSettings
 from securevfl.models.layers import MLP, ByteDropout, LayerNorm
-from securevfl.models.pretraining import PretrainingSettings
 from securevfl.stages.pretraining import augment, encoders
 from securevfl.stages.pretraining.encoders import CategoricalColumn, FedHSSLConfig, build_encoder
 from securevfl.stages.pretraining.learner import PartyLearner

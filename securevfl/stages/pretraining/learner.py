@@ -16,9 +16,9 @@ from torch.nn import functional
 
 from securevfl.core.conventions import derive_seed
 from securevfl.core.devices import computing_in, widen_floats
+from securevfl.models.family import Algorithm, PretrainingSettings
 from securevfl.models.layers import initialise
 from securevfl.models.optimisers import build_optimizer
-from securevfl.models.pretraining import Algorithm, PretrainingSettings
 from securevfl.stages.pretraining.augment import Augmentation
 from securevfl.stages.pretraining.encoders import (
     CategoricalColumn,

@@ -23,7 +23,6 @@ from securevfl.mpc import on_shares
 from securevfl.runtime.party import PartySession, join
 from securevfl.runtime.primary_party import PrimarySession, primary_session
 from securevfl.runtime.run_options import Program
-from securevfl.stages.programs.lines import ComputingLines, DealingParty, LineToDealer, key_from
 from securevfl.stages.programs.messages import (
     AT_DEALER,
     AT_PRIMARY,
@@ -32,6 +31,10 @@ from securevfl.stages.programs.messages import (
     ComputingDone,
     ComputingKey,
     ComputingKind,
+    ComputingLines,
+    DealingParty,
+    LineToDealer,
+    key_from,
 )
 from securevfl.transport.channels import CallerChannels, Channels
 from securevfl.transport.message import StarKind

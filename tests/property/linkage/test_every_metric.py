@@ -9,8 +9,7 @@ from securevfl.linkage.metrics.metric import ComparedKeys, Field
 from securevfl.linkage.metrics.points import EarthKeys, EuclideanKeys
 from securevfl.linkage.sampling import PoissonSampler, RoundLinker, eligible_pairs
 from securevfl.linkage.spec import LinkageSecret
-from securevfl.stages.bloom.code_keys import CodeKeys
-from securevfl.stages.bloom.codes import TextCode, encode_keys
+from securevfl.stages.bloom.codes import CodeKeys, TextCode, encode_keys
 from securevfl.stages.fuzzy_keys.edits import TextKeys
 from securevfl.stages.fuzzy_keys.mixed import MixedKeys
 

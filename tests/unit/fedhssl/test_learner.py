@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers.learners import SMALL, flat, learner, table
 
-from securevfl.models.pretraining import PretrainingSettings
+from securevfl.models.family import PretrainingSettings
 from securevfl.stages.pretraining.encoders import (
     FedCSSLConfig,
     FedHSSLConfig,

@@ -12,8 +12,7 @@ from securevfl.linkage.metrics.metric import ComparedKeys, Field, KeyRange
 from securevfl.linkage.metrics.points import EarthKeys, EuclideanKeys
 from securevfl.linkage.sampling import RoundLinker
 from securevfl.linkage.spec import LinkageSecret
-from securevfl.stages.bloom.code_keys import CodeKeys
-from securevfl.stages.bloom.codes import TextCode, encode_keys
+from securevfl.stages.bloom.codes import CodeKeys, TextCode, encode_keys
 from securevfl.stages.encrypted_linkage.block_search import links_from_shares
 from securevfl.stages.encrypted_linkage.shares import (
     deal,
