@@ -30,7 +30,7 @@ class StageManifest:
     """Model families by name (:class:`~securevfl.models.family.Family`)."""
 
     sources: Mapping[str, str] = field(default_factory=dict)
-    """Readers of tables (:class:`~securevfl.data.sources.table_source.TableSource`) by suffix of a
+    """Readers of tables (:class:`~securevfl.data.sources.pieces.TableSource`) by suffix of a
     file, or ``"url"``."""
 
     rows: Mapping[str, str] = field(default_factory=dict)

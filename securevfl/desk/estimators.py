@@ -37,7 +37,7 @@ from securevfl.federation.base import label_scaler_of, own_inputs, targets_of
 from securevfl.linkage.metrics.metric import KeySpec
 from securevfl.linkage.stage.linkage_parts import METRICS
 from securevfl.models.alone.choice import Alone, fit_alone
-from securevfl.models.alone.perceptron import BaselineConfig
+from securevfl.models.alone.margins import BaselineConfig
 from securevfl.models.family import Family, FamilySettings, PretrainingSettings
 from securevfl.models.registry import family_named, family_names, family_of
 from securevfl.models.tasks import TaskHead

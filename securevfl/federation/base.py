@@ -21,8 +21,13 @@ from securevfl.federation.rounds.primary import Primary, PrimaryData
 from securevfl.federation.saved_model import SavedModel
 from securevfl.linkage.spec import LinkedPrimary
 from securevfl.models.alone.choice import Alone, Decision, Model, fit_alone
-from securevfl.models.alone.margins import CrossFitted, MarginModel, OwnInputs, cross_fit
-from securevfl.models.alone.perceptron import BaselineConfig
+from securevfl.models.alone.margins import (
+    BaselineConfig,
+    CrossFitted,
+    MarginModel,
+    OwnInputs,
+    cross_fit,
+)
 from securevfl.models.alone.saving import require_keepable
 from securevfl.models.fitted_top import MixedTop
 from securevfl.models.tasks import Metrics, TaskHead

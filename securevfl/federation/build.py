@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,8 @@ from securevfl.federation.rounds.secondary import Secondary, SecondaryData
 from securevfl.federation.rounds.updates import DropoutStream, GradientNoise
 from securevfl.federation.run_plan import RunPlan, pools
 from securevfl.federation.saved_model import FOLDER, PrimaryPart, SavedModel
+from securevfl.federation.session.handshake import own_epoch
+from securevfl.federation.session.party_files import PartyFiles
 from securevfl.federation.session.request_validator import RequestValidator, SessionLimits
 from securevfl.federation.stage import SecondaryBuild, run_stages
 from securevfl.ledger.ledger import Ledger
@@ -213,6 +216,51 @@ def build_secondary(
         decorrelates=config.training.distance_correlation,
         precision=config.training.precision if plan.regime.learns else "float32",
     )
+
+
+def begin_secondary(
+    plan: RunPlan,
+    name: str,
+    table: PartyTable,
+    linked: LinkedSecondary,
+    files: PartyFiles,
+    *,
+    device: torch.device,
+) -> Secondary:
+    """Build a secondary's half of the network, from its checkpoint where the run is resumed.
+
+    Args:
+        plan: The run, with where it starts.
+        name: The party's name.
+        table: Its table.
+        linked: Its links.
+        files: Its own; its ledger is open.
+        device: Where it computes.
+
+    Raises:
+        SecureVflError: What :func:`build_secondary` raises.
+    """
+    checkpoints = files.checkpoints
+    secondary = build_secondary(
+        plan,
+        plan.config.party(name),
+        table,
+        linked,
+        files.ledger,
+        files=checkpoints.files,
+        device=device,
+    )
+    epoch = plan.facts.resume_epoch
+    saves = plan.regime.saves_epochs
+    own = own_epoch(checkpoints.epochs(), plan.facts) if saves else 0
+    if own:
+        # With the encoder of its last epoch, however far the others have gone since.
+        checkpoints.load(own, partial(secondary.resume, epoch))
+    elif files.resume:
+        checkpoints.forget_after(0)
+        if saves:
+            secondary.validator.start_after(epoch)
+    return secondary
 
 
 def _refuse_unfitted() -> None:

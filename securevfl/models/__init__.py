@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from securevfl.models.pairs import ExactConfig as Exact
     from securevfl.models.pairs import FeatureSimConfig as FeatureSim
     from securevfl.models.pairs import Top1SimConfig as Top1Sim
-    from securevfl.models.registry import register
-    from securevfl.models.split import split_model
+    from securevfl.models.registry import register, split_model
 
 __all__ = [
     "Assist",

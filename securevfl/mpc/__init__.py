@@ -10,8 +10,7 @@ from securevfl.core.lazy_names import on_first_use
 
 if TYPE_CHECKING:
     from securevfl.mpc.crypten_bridge import crypten
-    from securevfl.stages.programs.run import run
-    from securevfl.stages.programs.session import ProgramParty
+    from securevfl.stages.programs.session import ProgramParty, run
 
 __all__ = ["ProgramParty", "crypten", "run"]
 

@@ -31,8 +31,6 @@ from securevfl.linkage.spec import LinkedPrimary, LinkSpec
 from securevfl.linkage.stage.link_cache import LinkCache
 from securevfl.linkage.stage.linkage_parts import reveals_of
 from securevfl.linkage.stage.linking import LinkageInput, link_as_primary
-from securevfl.runtime.final_figures import measure_run
-from securevfl.runtime.metrics_file import RunFigures
 from securevfl.runtime.party import PartySession, countersigner
 from securevfl.runtime.prediction_session import (
     LinkedRequest,
@@ -41,7 +39,8 @@ from securevfl.runtime.prediction_session import (
     expected_blocks,
 )
 from securevfl.runtime.predictions import Predictions
-from securevfl.runtime.primary_run import PrimaryRun
+from securevfl.runtime.primary_run import PrimaryRun, measure_run
+from securevfl.runtime.run_folder import RunFigures
 from securevfl.runtime.run_options import RejoinDue
 from securevfl.transport.channels import Kinds, PrimaryChannels
 from securevfl.transport.message import Done, Message, public_reason

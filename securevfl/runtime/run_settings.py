@@ -33,7 +33,7 @@ class RunSettings(TypedDict, total=False):
     """Privacy guarantee; ``Privacy(mechanism="none")`` gives none."""
     encoder: EncoderSettings | Literal["auto"] | None
     """How frozen encoders are made; default: as the family does. ``"auto"`` takes, with tables, a
-    promise and what else is given, the settings of :mod:`securevfl.config.encoder`; then ``model``
+    promise and what else is given, the settings of :mod:`securevfl.config.presets`; then ``model``
     may be left out."""
     training: sections.TrainingSettings | None
     """Epochs, batch size and so on."""

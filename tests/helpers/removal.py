@@ -50,7 +50,7 @@ from securevfl.linkage.stage import linking
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.mpc.codec import decode_sum
-from securevfl.runtime import prediction_session, secondary_run, trained_run
+from securevfl.runtime import prediction_session, trained_run
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
@@ -555,7 +555,7 @@ def whole_run(
         patches.enter_context(fixed_entropy(noise))
         patches.enter_context(mechanisms_overheard(listener.say))
         for owner, name, make in (
-            (secondary_run, "build_secondary", listener.built),
+            (build, "build_secondary", listener.built),
             (prediction_session, "build_secondary", listener.built),
             (Secondary, "hear_round", listener.spoken),
             (Secondary, "learn", listener.spoken),

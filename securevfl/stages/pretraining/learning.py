@@ -17,7 +17,7 @@ from securevfl.core.progress import Observer, Warned
 from securevfl.data.rows import RowSplit
 from securevfl.federation.rounds.release import require_finite
 from securevfl.models.family import Learner
-from securevfl.mpc.sum_to import fraction_bits
+from securevfl.mpc.codec import fraction_bits
 from securevfl.stages.pretraining.learner import sphere_spread, unit
 
 

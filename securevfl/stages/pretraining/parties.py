@@ -30,7 +30,7 @@ from securevfl.federation.session.peers import (
 )
 from securevfl.federation.stage import StageAtSecondary
 from securevfl.models.family import PretrainingSettings
-from securevfl.mpc.sum_to import encode_weighted, words_needed
+from securevfl.mpc.codec import encode_weighted, words_needed
 from securevfl.stages.pretraining.learner import unit
 from securevfl.stages.pretraining.learning import (
     CollapseWatch,

@@ -21,7 +21,7 @@ from securevfl.core.errors import ConfigError, DataError
 from securevfl.data.sources.read import read_frame
 from securevfl.data.sources.settings import AS_IT_IS, OwnReading, Reading, Wanted, file_behind
 from securevfl.ledger.ledger_file import ledger_of_table
-from securevfl.stages.databases import databases
+from securevfl.stages.tables import databases
 
 LONG = 2**53 + 1
 TABLE = pa.table(

@@ -26,7 +26,7 @@ from securevfl.runtime.simulation import RunResult, simulate_federation
 from securevfl.stages.pretraining import parties
 from securevfl.stages.pretraining.learner import unit
 from securevfl.stages.pretraining.parties import PretrainingRun
-from securevfl.stages.pretraining.saved import load_encoders
+from securevfl.stages.pretraining.stage import load_encoders
 from securevfl.testing import write_federation
 
 SCALE = 0.5

@@ -28,8 +28,7 @@ from securevfl.stages.pretraining.learning import (
     pretraining_rows,
 )
 from securevfl.stages.pretraining.projections import projection_mechanism
-from securevfl.stages.pretraining.saved import load_encoders
-from securevfl.stages.pretraining.stage import build_learner
+from securevfl.stages.pretraining.stage import build_learner, load_encoders
 from securevfl.testing import save_federation, write_federation
 
 MODEL = {"family": "fedhssl", "hidden": 8, "encoder_hidden": 8, "neighbours": 1}

@@ -15,7 +15,7 @@ from securevfl.data.sources.read import read_frame
 from securevfl.data.sources.settings import OwnReading, Wanted
 from securevfl.desk.setup.init import look_at
 from securevfl.desk.setup.proposed_columns import Declared
-from securevfl.stages.workbooks import workbooks
+from securevfl.stages.tables import workbooks
 
 openpyxl = pytest.importorskip("openpyxl")
 

@@ -9,7 +9,7 @@ from torch import nn
 from securevfl.dp.ring_noise import ExactDiscreteGaussian
 from securevfl.federation.messages import RoundPlan
 from securevfl.federation.rounds.own_records import represent_distinct, represent_linked
-from securevfl.models.fet.fet_bottom import FeTBottom
+from securevfl.models.fet.family import FeTBottom
 from securevfl.models.fet.settings import FeTConfig
 from securevfl.models.pairs import ManyLinksSettings, RecordBottom
 from securevfl.stages.pretraining.encoders import FedHSSLConfig

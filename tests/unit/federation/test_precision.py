@@ -25,7 +25,7 @@ from securevfl.federation.messages import RoundPlan
 from securevfl.federation.rounds.release import SecondaryRelease
 from securevfl.federation.rounds.secondary import Secondary
 from securevfl.models.fet.attention import EncoderBlock
-from securevfl.models.fet.fet_bottom import FeTBottom
+from securevfl.models.fet.family import FeTBottom
 from securevfl.models.fet.positions import FourierPositions
 from securevfl.models.fet.settings import FeTConfig
 from securevfl.models.optimisers import PacedOptimizer

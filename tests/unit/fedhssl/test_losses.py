@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from securevfl.mpc.sum_to import InProcessSum
+from securevfl.mpc.codec import InProcessSum
 from securevfl.stages.pretraining.learner import (
     NegativeQueue,
     Objective,

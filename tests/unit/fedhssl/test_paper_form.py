@@ -9,7 +9,7 @@ from helpers.learners import SMALL, flat, learner, table
 
 from securevfl.core.errors import ConfigError
 from securevfl.models.family import PretrainingSettings
-from securevfl.mpc.sum_to import decode_mean, encode_weighted
+from securevfl.mpc.codec import decode_mean, encode_weighted
 from securevfl.stages.pretraining.encoders import (
     FedCSSLConfig,
     FedGSSLConfig,

@@ -10,10 +10,9 @@ import pandas as pd
 from securevfl.core.errors import DataError, of_an_extra
 from securevfl.core.files import require_unpackable
 from securevfl.data.sources.dialects import empty_cells
-from securevfl.data.sources.pieces import Pieces
+from securevfl.data.sources.pieces import IN_ROWS, Pieces, TableSource
+from securevfl.data.sources.read import with_dates
 from securevfl.data.sources.settings import Reading, Wanted, reading_entry, require_names
-from securevfl.data.sources.table_source import IN_ROWS, TableSource
-from securevfl.data.sources.text_files import with_dates
 
 if TYPE_CHECKING:
     from openpyxl.workbook import Workbook

@@ -21,9 +21,8 @@ from urllib.parse import quote, quote_plus, unquote
 import pandas as pd
 
 from securevfl.core.errors import DataError, of_an_extra
-from securevfl.data.sources.pieces import Pieces, to_pandas
+from securevfl.data.sources.pieces import Pieces, ReadTable, TableSource, to_pandas
 from securevfl.data.sources.settings import OwnReading, Reading, Source, Wanted, require_names
-from securevfl.data.sources.table_source import ReadTable, TableSource
 
 if TYPE_CHECKING:
     import pyarrow as pa
