@@ -5,7 +5,7 @@ Names are loaded on first use: the budget calculator must not wait for torch and
 
 from typing import TYPE_CHECKING
 
-from securevfl.core.lazy_names import on_first_use
+from securevfl.core.stages import on_first_use
 from securevfl.version import __version__
 
 if TYPE_CHECKING:

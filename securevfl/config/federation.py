@@ -13,7 +13,7 @@ from securevfl.config.linkage import LinkageSettings
 from securevfl.config.presets import TopEstimator
 from securevfl.core.errors import ConfigError
 from securevfl.core.waits import Waits
-from securevfl.data.rows import SplitKind
+from securevfl.data.tables import SplitKind
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.regime import Regime
 from securevfl.dp.release_plan import FittingPlan

@@ -28,10 +28,9 @@ from securevfl.core.settings import read_settings
 from securevfl.data.frames import as_pandas, from_frame
 from securevfl.data.keys_and_labels import KeyKind
 from securevfl.data.party_tables import new_rows
-from securevfl.data.rows import split_rows
 from securevfl.data.scaling import Bounds, ColumnSettings, LabelScaler
 from securevfl.data.sources.read import read_frame
-from securevfl.data.tables import Labels, PartyTable
+from securevfl.data.tables import Labels, PartyTable, split_rows
 from securevfl.dp.privacy import Privacy
 from securevfl.federation.base import label_scaler_of, own_inputs, targets_of
 from securevfl.linkage.metrics.metric import KeySpec

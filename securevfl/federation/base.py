@@ -14,9 +14,8 @@ from torch import Tensor
 from securevfl.config.federation import FederationConfig
 from securevfl.config.sections import OWN, PartySettings
 from securevfl.core.errors import ConfigError, DataError, PrivacyError
-from securevfl.data.rows import RowSplit
 from securevfl.data.scaling import Bounds, FeatureScaler, LabelScaler, feature_scaler
-from securevfl.data.tables import PartyTable
+from securevfl.data.tables import PartyTable, RowSplit
 from securevfl.federation.rounds.primary import Primary, PrimaryData
 from securevfl.federation.saved_model import SavedModel
 from securevfl.linkage.spec import LinkedPrimary

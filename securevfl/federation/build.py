@@ -18,19 +18,9 @@ from securevfl.config.sections import PartySettings
 from securevfl.core.conventions import derive_seed
 from securevfl.core.errors import PrivacyError
 from securevfl.core.progress import Observer
-from securevfl.data.rows import RowSplit
-from securevfl.data.tables import KeyTable, PartyTable
+from securevfl.data.tables import KeyTable, PartyTable, RowSplit
 from securevfl.dp.ring_noise import ExactDiscreteGaussian, NoiseBuffer
 from securevfl.federation import base
-from securevfl.federation.base import (
-    aligned_rows,
-    features_of,
-    label_scaler_of,
-    require_declared_features,
-    scaler_of,
-    targets_of,
-    task_head,
-)
 from securevfl.federation.checkpoint import StateFolder
 from securevfl.federation.encoder_fitting import FittedBottom, PrincipalFitting, build_encoder
 from securevfl.federation.rounds.cached_release import CachedRelease, CountedRelease
@@ -99,8 +89,8 @@ def bottom_at_work(
     config = plan.config
     require_enough_records(config, table)
     if config.features_are_declared:
-        require_declared_features(table, encoder=config.regime.name)
-    features = features_of(party, table, model)
+        base.require_declared_features(table, encoder=config.regime.name)
+    features = base.features_of(party, table, model)
     bottom = build_bottom(config, party, table)
     if model is not None:
         model.into(bottom)
@@ -395,14 +385,14 @@ def primary_data(
         DataError: If the labels are constant in the training rows, or none of these is aligned
             where only such rows may train.
     """
-    head = task_head(config, table, split)
+    head = base.task_head(config, table, split)
     return PrimaryData(
-        features=torch.from_numpy(features_of(config.primary, table)).to(device),
+        features=torch.from_numpy(base.features_of(config.primary, table)).to(device),
         keys=torch.from_numpy(linked.keys).to(device),
-        targets=targets_of(table, split, head).to(device),
+        targets=base.targets_of(table, split, head).to(device),
         head=head,
         split=split,
-        aligned=aligned_rows(config, linked, split),
+        aligned=base.aligned_rows(config, linked, split),
         similarities=None
         if linked.similarities is None
         else torch.from_numpy(linked.similarities).to(device),
@@ -522,7 +512,7 @@ def save_primary(
         primary=PrimaryPart(
             head=primary.head,
             classes=table.classes,
-            label_scaler=label_scaler_of(table, primary.data.split, primary.head),
+            label_scaler=base.label_scaler_of(table, primary.data.split, primary.head),
             threshold=primary.threshold if choice is None else choice.threshold,
             metrics=metrics,
             rows=table.num_rows,
@@ -550,7 +540,7 @@ def _common(
         "settings": dict(config.source["model"]),
         "features": table.feature_names,
         "schema": None if table.schema is None else table.schema.as_json(),
-        "feature_scaler": scaler_of(party, table),
+        "feature_scaler": base.scaler_of(party, table),
         "noise_share_std": plan.noise_share_std,
         "ledger_head": ledger.head,
     }

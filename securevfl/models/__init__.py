@@ -6,8 +6,7 @@ family subclasses :class:`Family`. Names are loaded on first use.
 
 from typing import TYPE_CHECKING, Any
 
-from securevfl.core.lazy_names import on_first_use
-from securevfl.core.stages import load_parts, part_names
+from securevfl.core.stages import load_parts, on_first_use, part_names
 
 if TYPE_CHECKING:
     from securevfl.models.family import Bottom, Family, FamilySettings, Top

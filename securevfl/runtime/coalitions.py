@@ -16,8 +16,7 @@ from torch import Tensor
 from securevfl.config.federation import FederationConfig, link_spec
 from securevfl.core.errors import ConfigError, DataError, PrivacyError
 from securevfl.core.progress import Observer, Stage, unheard
-from securevfl.data.rows import RowSplit, consecutive_batches
-from securevfl.data.tables import PartyTable
+from securevfl.data.tables import PartyTable, RowSplit, consecutive_batches
 from securevfl.federation import run_plan
 from securevfl.federation.base import own_inputs, train_alone
 from securevfl.federation.build import primary_data
@@ -36,10 +35,9 @@ from securevfl.models import task_metrics
 from securevfl.models.alone.choice import Used, who_answers
 from securevfl.models.tasks import TaskHead, as_logit, on_cpu
 from securevfl.runtime import prediction_session
-from securevfl.runtime.released_table import METADATA, released_table
+from securevfl.runtime.released_table import METADATA, SavedRun, released_table
 from securevfl.runtime.run_folder import CONTRIBUTION, read_figures, read_measured
 from securevfl.runtime.run_options import device_named
-from securevfl.runtime.saved_run import SavedRun
 
 Coalition = frozenset[str]
 """Names of the partners that take part."""

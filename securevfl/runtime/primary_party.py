@@ -11,8 +11,7 @@ from securevfl.core import files
 from securevfl.core.errors import ConfigError, PartyFailedError, PartyTimeoutError, ProtocolError
 from securevfl.core.formatting import finite_or_none
 from securevfl.core.progress import Listening, Observer, Stage, Warned
-from securevfl.data.rows import RowSplit
-from securevfl.data.tables import PartyTable
+from securevfl.data.tables import PartyTable, RowSplit
 from securevfl.federation import messages, run_plan
 from securevfl.federation.base import require_estimator
 from securevfl.federation.build import primary_data

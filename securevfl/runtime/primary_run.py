@@ -19,8 +19,7 @@ from securevfl.core import progress
 from securevfl.core.errors import BudgetExceededError, ConfigError
 from securevfl.core.formatting import finite_or_none
 from securevfl.core.progress import Stage, unheard
-from securevfl.data.rows import RowSplit, consecutive_batches
-from securevfl.data.tables import PartyTable
+from securevfl.data.tables import PartyTable, RowSplit, consecutive_batches
 from securevfl.federation.base import (
     Base,
     Choice,

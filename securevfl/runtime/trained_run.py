@@ -23,10 +23,9 @@ from securevfl.runtime.coalitions import NEVER_FEWER, worth_without
 from securevfl.runtime.launching import predict_in_processes
 from securevfl.runtime.prediction_session import KeptSecondary
 from securevfl.runtime.predictions import FILE, Predictions, predictions_of, read_predictions
-from securevfl.runtime.released_table import released_table
+from securevfl.runtime.released_table import SavedRun, released_table
 from securevfl.runtime.run_folder import read_figures, simulated_files
 from securevfl.runtime.run_tables import read_new_rows, read_party, rows_of_frame, rows_of_table
-from securevfl.runtime.saved_run import SavedRun
 
 Way = Literal["alone", "here", "processes", "elsewhere"]
 """Where predictions are answered: by the primary alone, with all parties in this process, in a

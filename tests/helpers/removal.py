@@ -29,8 +29,7 @@ from securevfl.config.federation import FederationConfig, link_spec
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import SecureVflError
 from securevfl.core.progress import ProgressEvent, RoundDone, unheard
-from securevfl.data.rows import RowSplit
-from securevfl.data.tables import PartyTable
+from securevfl.data.tables import PartyTable, RowSplit
 from securevfl.dp import class_sums
 from securevfl.dp.class_sums import cell_counts, noised_moments, noised_ranks, noised_rows
 from securevfl.dp.events import Unit

@@ -13,9 +13,8 @@ from securevfl.config.sections import OWN
 from securevfl.core.conventions import derive_seed
 from securevfl.core.errors import ProtocolError
 from securevfl.core.progress import Observer, RoundDone
-from securevfl.data.rows import consecutive_batches
 from securevfl.data.scaling import LabelScaler
-from securevfl.data.tables import PartyTable
+from securevfl.data.tables import PartyTable, consecutive_batches
 from securevfl.dp.labels import (
     digest_of_labels,
     keep_probability,

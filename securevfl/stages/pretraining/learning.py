@@ -14,7 +14,7 @@ from securevfl.core.conventions import stream
 from securevfl.core.devices import to_device
 from securevfl.core.errors import DataError
 from securevfl.core.progress import Observer, Warned
-from securevfl.data.rows import RowSplit
+from securevfl.data.tables import RowSplit
 from securevfl.federation.rounds.release import require_finite
 from securevfl.models.family import Learner
 from securevfl.mpc.codec import fraction_bits

@@ -18,7 +18,7 @@ from securevfl.config.federation import link_spec
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, DataError, PrivacyError, ProtocolError
 from securevfl.core.progress import RowsAligned, Warned
-from securevfl.data.rows import split_rows
+from securevfl.data.tables import split_rows
 from securevfl.desk.report.page import write_report
 from securevfl.desk.setup.check import check_federation
 from securevfl.federation.over_star import serve

@@ -16,7 +16,7 @@ from securevfl.config.disclosure import channels
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, DataError, PrivacyError
 from securevfl.core.progress import PretrainingIteration, Warned
-from securevfl.data.rows import split_rows
+from securevfl.data.tables import split_rows
 from securevfl.models.family import PretrainingSettings
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables

@@ -15,7 +15,7 @@ from securevfl import RunResult, read_federation
 from securevfl.cli.results import print_results
 from securevfl.core.errors import ConfigError
 from securevfl.core.progress import ProgressEvent, RoundDone, Warned
-from securevfl.data.rows import consecutive_batches
+from securevfl.data.tables import consecutive_batches
 from securevfl.desk.report.page import write_report
 from securevfl.federation.checkpoint import StateFolder
 from securevfl.federation.messages import RoundPlan
