@@ -5,7 +5,7 @@ import json
 import math
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final, Literal
@@ -24,7 +24,7 @@ from securevfl.federation.messages import PredictRequest, Ready, RoundKind
 from securevfl.federation.run_plan import RunFacts, RunPlan
 from securevfl.federation.saved_model import SavedModel
 from securevfl.federation.session.handshake import Joined, join_session
-from securevfl.federation.session.membership import absent_names, idle_helpers
+from securevfl.federation.session.membership import absent_names, idle_helpers, session_spec
 from securevfl.federation.session.party_files import LOG_FILE, PartyFiles
 from securevfl.federation.stage import run_stages
 from securevfl.ledger.countersigning import Countersigner, Occasion
@@ -131,9 +131,7 @@ class PartySession:
 
     def place(self, table: PartyTable, facts: RunFacts) -> LinkageInput:
         """Return what this party brings to linking with those that take part."""
-        spec = link_spec(self.config)
-        absent = frozenset(absent_names(self.config, facts.active))
-        spec = replace(spec, roles=replace(spec.roles, absent=absent))
+        spec = session_spec(self.config, facts.active)
         return LinkageInput(
             spec=spec,
             keys=keys_of(spec.keys, table),
@@ -465,8 +463,7 @@ def _help_to_predict(party: PartySession) -> None:
             f'which a coordinator does not keep; link with protection = "none"'
         )
     with join(party, predicts=True) as star:
-        absent = frozenset(absent_names(config, star.facts.active))
-        spec = replace(spec, roles=replace(spec.roles, absent=absent))
+        spec = session_spec(config, star.facts.active)
         wait_s = math.inf if party.job.serves_on else config.waits.work.for_primary_s
         next_one = partial(
             star.transport.receive,

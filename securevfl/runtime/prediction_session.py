@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float32, Int64
 from torch import Tensor, nn
 
-from securevfl.config.federation import FederationConfig, link_spec
+from securevfl.config.federation import FederationConfig
 from securevfl.config.sections import PartySettings
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.memory import loading
@@ -33,7 +33,7 @@ from securevfl.federation.run_plan import (
     prediction_facts,
 )
 from securevfl.federation.saved_model import PrimaryPart, SavedModel
-from securevfl.federation.session.membership import absent_names
+from securevfl.federation.session.membership import absent_names, session_spec
 from securevfl.federation.session.party_files import PartyFiles
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.spec import LinkedPrimary, LinkedSecondary, LinkSpec
@@ -105,7 +105,7 @@ def prediction_spec(
         model: The party's.
         active: Ranks of the secondaries that take part; None: all.
     """
-    spec = link_spec(config)
+    spec = session_spec(config, active)
     settings = protection_of(spec).settings_for_new_rows(
         spec.hiding.settings,
         trained_rows=None if model.primary is None else model.primary.rows,
@@ -114,7 +114,6 @@ def prediction_spec(
         spec,
         hiding=replace(spec.hiding, settings=settings),
         choice=replace(spec.choice, counted=False),
-        roles=replace(spec.roles, absent=frozenset(absent_names(config, active))),
         key_scale=model.key_scale,
         similarity_scale=model.similarity_scale,
     )
