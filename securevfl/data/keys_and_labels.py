@@ -149,7 +149,7 @@ def read_key_table(
         name: The party's name, for messages.
         key: Key columns and their kinds; a plain list takes all of them as texts. Numbers read as
             text keep their spelling in a CSV file, a postcode "0123" stays one; elsewhere they are
-            spelled as :func:`~securevfl.data.key_texts` says.
+            spelled as :func:`~securevfl.data.keys_and_labels.key_texts` says.
         truth: A column with the number of the true entity.
         reading: Settings of the file; the others are recognised.
 
