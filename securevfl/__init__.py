@@ -5,7 +5,7 @@ Names are loaded on first use: the budget calculator must not wait for torch and
 
 from typing import TYPE_CHECKING
 
-from securevfl.core.lazy_names import on_first_use
+from securevfl.core.stages import on_first_use
 from securevfl.version import __version__
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from securevfl.lab.contribution import Contribution, contribution
     from securevfl.lab.engine import StudyOptions
     from securevfl.lab.entry_points import compare, link, sweep
-    from securevfl.models.pretraining import PretrainingSettings
+    from securevfl.models.family import PretrainingSettings
     from securevfl.runtime.entry import simulate, train
     from securevfl.runtime.predictions import Predictions
     from securevfl.runtime.simulation import RunResult

@@ -31,7 +31,7 @@ from research.fedhssl import methods
 from research.fedhssl.fedhssl import PAPER_SETS, SETS, Results, timed
 from securevfl.lab.attacks.own_models import KNOWN, completed_head, standardise
 from securevfl.lab.trade_off import Protected, calibrated_averaged_performance
-from securevfl.models.fedhssl.family import FedHSSLBottom
+from securevfl.stages.pretraining.family import FedHSSLBottom
 
 Line = dict[str, Any]
 

@@ -25,11 +25,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from securevfl.lab.datasets import load_full
-from securevfl.models.fedhssl.augment import CorruptedFeatures
-from securevfl.models.fedhssl.encoders import FedHSSLConfig
-from securevfl.models.fedhssl.learner import PartyLearner, simsiam_loss, unit
-from securevfl.models.pretraining import PretrainingSettings
-from securevfl.stages.pretraining.rows import even_batches
+from securevfl.models.family import PretrainingSettings
+from securevfl.stages.pretraining.augment import CorruptedFeatures
+from securevfl.stages.pretraining.encoders import FedHSSLConfig
+from securevfl.stages.pretraining.learner import PartyLearner, simsiam_loss, unit
+from securevfl.stages.pretraining.learning import even_batches
 
 CORRUPTION = 0.3
 

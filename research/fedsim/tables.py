@@ -46,7 +46,7 @@ from securevfl.federation.run_plan import run_facts
 from securevfl.lab.methods import method_source_of
 from securevfl.lab.pooled_methods import train_in_one_place
 from securevfl.lab.study_commands import compare
-from securevfl.models.alone.perceptron import BaselineConfig
+from securevfl.models.alone.margins import BaselineConfig
 
 METHODS = "solo,solo-tuned,top1sim,featuresim,avgsim,fedsim,fet"
 READS_SIMILARITIES = ("featuresim", "fedsim", "fedsim-paper")

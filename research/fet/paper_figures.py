@@ -43,7 +43,7 @@ from research.common.panels import panels_of, save
 from research.fet.tables import ROWS, federation, paired, spread, study_of
 from securevfl.core.memory import keep_freed_memory
 from securevfl.lab.pooled_methods import train_in_one_place
-from securevfl.models.alone.perceptron import BaselineConfig
+from securevfl.models.alone.margins import BaselineConfig
 from securevfl.runtime.launching import train_in_processes
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.simulation import simulate_federation

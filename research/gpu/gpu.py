@@ -41,7 +41,7 @@ from securevfl.federation.rounds.cut import CutLayer
 from securevfl.federation.rounds.release import SecondaryRelease
 from securevfl.lab.datasets import split_table
 from securevfl.models.fet.settings import FeTConfig
-from securevfl.mpc.sum_to import InProcessSum
+from securevfl.mpc.codec import InProcessSum
 
 ALL: Final = 10**9
 """More rows than any table has."""

@@ -38,10 +38,11 @@ from research.common.linked_tables import Tables
 from research.frontier.frontier import DELTA, SETS, federation_of, pixels
 from securevfl.config.reading import parse_federation
 from securevfl.data.tables import PartyTable
+from securevfl.federation import build as building
 from securevfl.lab.attacks.run_audit import TRAIN_ANEW, attack_names, audit_run
 from securevfl.lab.attacks.shadow_runs import Shadows
 from securevfl.models.optimisers import PacedOptimizer
-from securevfl.runtime import secondary_run, simulation
+from securevfl.runtime import simulation
 from securevfl.runtime.run_folder import read_figures
 from securevfl.runtime.run_options import RunOptions
 
@@ -208,7 +209,7 @@ class Amplified:
 @contextmanager
 def amplifying(attacker: str | None) -> Iterator[None]:
     """Let a secondary of simulations train by the malicious optimizer; None alters none."""
-    build = vars(secondary_run)["build_secondary"]
+    build = vars(building)["build_secondary"]
 
     def altered(plan: Any, party: Any, *rest: Any, **options: Any) -> Any:
         secondary: Any = build(plan, party, *rest, **options)
@@ -216,7 +217,7 @@ def amplifying(attacker: str | None) -> Iterator[None]:
             secondary.optimizer = Amplified(secondary.optimizer)
         return secondary
 
-    with mock.patch.object(secondary_run, "build_secondary", altered):
+    with mock.patch.object(building, "build_secondary", altered):
         yield
 
 

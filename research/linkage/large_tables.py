@@ -234,7 +234,7 @@ def coded(rows: int) -> float:
     from securevfl.linkage.metrics.metric import KeySpec
     from securevfl.linkage.metrics.points import Euclidean
     from securevfl.linkage.spec import LinkageSecret
-    from securevfl.stages.bloom.code_keys import encode
+    from securevfl.stages.bloom.codes import encode
 
     points = np.random.default_rng(SEED).random((2, rows))
     keys = KeyTable(name="shop", columns={"x": points[0], "y": points[1]})

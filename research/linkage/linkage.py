@@ -24,9 +24,8 @@ import numpy as np
 
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.metrics.points import EuclideanKeys
-from securevfl.linkage.metrics.texts import QGramCandidates, TextKeys, gram_matrix
 from securevfl.linkage.sampling import PoissonSampler, RoundLinker
-from securevfl.stages.bloom.code_keys import CodeKeys
+from securevfl.stages.bloom.codes import CodeKeys
 from securevfl.stages.encrypted_linkage.block_search import (
     CellBlock,
     cells_of,
@@ -44,6 +43,7 @@ from securevfl.stages.encrypted_linkage.shares import (
     primary_share,
     secondary_share,
 )
+from securevfl.stages.fuzzy_keys.edits import QGramCandidates, TextKeys, gram_matrix
 
 SEED = 0
 K = 50

@@ -22,11 +22,17 @@ from securevfl.lab.link_quality import link_quality
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.metrics.metric import Field
 from securevfl.linkage.metrics.points import EuclideanKeys
-from securevfl.linkage.metrics.texts import TextKeys
 from securevfl.linkage.spec import LinkageSecret
-from securevfl.stages.bloom.code_keys import CodeKeys
-from securevfl.stages.bloom.codes import Code, NumberCode, PointCode, TextCode, encode_keys
-from securevfl.stages.mixed_keys.mixed import MixedKeys
+from securevfl.stages.bloom.codes import (
+    Code,
+    CodeKeys,
+    NumberCode,
+    PointCode,
+    TextCode,
+    encode_keys,
+)
+from securevfl.stages.fuzzy_keys.edits import TextKeys
+from securevfl.stages.fuzzy_keys.mixed import MixedKeys
 
 K = 50
 SECRETS = tuple(LinkageSecret(bytes([byte]) * 32) for byte in range(3))

@@ -13,7 +13,7 @@ import statistics
 
 import numpy as np
 
-from securevfl.data.rows import split_rows
+from securevfl.data.tables import split_rows
 from securevfl.models.alone.choice import fit_alone
 from securevfl.models.alone.margins import OwnInputs
 from securevfl.models.tasks import TaskHead

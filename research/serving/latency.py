@@ -342,7 +342,7 @@ def one_by_one(folder: Path, run: Path) -> dict[str, Any]:
 def records_released(run: Path) -> dict[str, int]:
     """Return how many of its records each secondary has released for predictions."""
     from securevfl.ledger.chain import read_chain
-    from securevfl.ledger.record_counts import FILE
+    from securevfl.ledger.ledger_file import FILE
 
     released = {}
     for path in sorted(run.glob(f"parties/*/{FILE}")):

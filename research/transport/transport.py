@@ -40,10 +40,10 @@ from securevfl.core.memory import keep_freed_memory
 from securevfl.federation.messages import RoundKind
 from securevfl.launch.spawn import reserved_port
 from securevfl.linkage.stage.messages import LinkingKind
+from securevfl.transport.connection import tls_context
 from securevfl.transport.identity import Identity, provision, public_text
 from securevfl.transport.message import Message, StarKind
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport, new_session
-from securevfl.transport.tls import tls_context
 
 WAIT_S = 60.0
 ROWS = np.arange(128, dtype=np.int64)

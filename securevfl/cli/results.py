@@ -20,7 +20,7 @@ from securevfl.core.shown_progress import RunProgress
 from securevfl.federation.run_plan import PredictionBudget
 from securevfl.federation.session.membership import absences_in_words
 from securevfl.models.task_metrics import metrics_of
-from securevfl.runtime import metrics_file
+from securevfl.runtime import run_folder
 from securevfl.runtime.predictions import Predictions
 from securevfl.runtime.run_options import warnings_about
 
@@ -34,7 +34,7 @@ def print_results(metrics: Mapping[str, Any], folder: Path, *, as_json: bool) ->
     _print_metrics(console, metrics)
     _print_privacy(console, metrics["privacy"])
     _print_alignment(console, metrics)
-    for line in metrics_file.links_of_run(metrics):
+    for line in run_folder.links_of_run(metrics):
         console.print(line.partition("; ")[0], highlight=False, soft_wrap=True, markup=False)
     if "absences" in metrics:
         text = absences_in_words(metrics["absences"], epochs=metrics["epochs"])
@@ -48,15 +48,15 @@ def print_results(metrics: Mapping[str, Any], folder: Path, *, as_json: bool) ->
 
 def _print_metrics(console: Console, metrics: Mapping[str, Any]) -> None:
     """Print a row for each metric: the joint model with its interval, then all other models."""
-    evaluation, measured = metrics["evaluation"], metrics_file.models_measured(metrics)
+    evaluation, measured = metrics["evaluation"], run_folder.models_measured(metrics)
     first, *others = measured
     tested = "no test rows" if "untested" in metrics else "test rows"
     title = f"{metrics['federation']}: {tested}; best epoch by validation {metrics['metric']}"
-    heading = [metrics_file.interval_heading(evaluation)] if evaluation else []
+    heading = [run_folder.interval_heading(evaluation)] if evaluation else []
     rows = [["metric", first, *heading, *others]]
     for name, value in measured[first].items():
         interval = (
-            [metrics_file.interval_in_words(evaluation["intervals"][name])] if evaluation else []
+            [run_folder.interval_in_words(evaluation["intervals"][name])] if evaluation else []
         )
         rest = (_figure(measured[other][name]) for other in others)
         rows.append([name, _figure(value), *interval, *rest])
@@ -64,16 +64,16 @@ def _print_metrics(console: Console, metrics: Mapping[str, Any]) -> None:
     if "untested" in metrics:
         console.print(Text.assemble(("not tested: ", "bold"), metrics["untested"]), soft_wrap=True)
     if "threshold" in evaluation:
-        console.print(metrics_file.threshold_in_words(evaluation), highlight=False)
+        console.print(run_folder.threshold_in_words(evaluation), highlight=False)
     if metrics["gain"] is not None:
         colour = {"better": "green", "unclear": "yellow", "worse": "red"}
         verdict, outcome = metrics["gain"]["verdict"], metrics["gain"]["outcome"]
         console.print(Text.assemble(("verdict: ", "bold"), (verdict, colour[outcome])))
-        console.print(metrics_file.candidates_in_words(metrics), highlight=False)
-        if metrics_file.top_in_words(metrics):
-            console.print(metrics_file.top_in_words(metrics), highlight=False)
+        console.print(run_folder.candidates_in_words(metrics), highlight=False)
+        if run_folder.top_in_words(metrics):
+            console.print(run_folder.top_in_words(metrics), highlight=False)
         if metrics["placebos"]:
-            console.print(metrics_file.placebos_in_words(metrics), highlight=False)
+            console.print(run_folder.placebos_in_words(metrics), highlight=False)
 
 
 def print_pretraining(figures: Mapping[str, Any], folder: Path, *, as_json: bool) -> None:

@@ -193,7 +193,7 @@ def party(
         agreed = None
         if program is not None:
             with loading():
-                from securevfl.stages.programs.run import with_program
+                from securevfl.stages.programs.session import with_program
             agreed = Program.of(program, function)
             config = with_program(config, agreed)
         if serve and out is None:
@@ -240,9 +240,8 @@ def _run_to_the_end(job: "PartyJob", *, as_json: bool) -> None:
         from securevfl.launch.child import is_launched
         from securevfl.launch.child import report as report_to_launcher
         from securevfl.runtime.launching import OUTCOME_EVENT, run_party
-        from securevfl.runtime.metrics_file import RunFigures
         from securevfl.runtime.predictions import Predictions
-        from securevfl.runtime.run_folder import write_figures
+        from securevfl.runtime.run_folder import RunFigures, write_figures
 
     results.warn(job.config)
     with RunProgress(metric=results.metric_name(job.config)) as progress:
@@ -292,7 +291,7 @@ def mpc(
         from securevfl.config.reading import read_federation
         from securevfl.core.shown_progress import RunProgress
         from securevfl.runtime.run_folder import run_folder_for
-        from securevfl.stages.programs.run import run as run_program
+        from securevfl.stages.programs.session import run as run_program
 
     config = read_federation(federation, only_linkage=True)
     folder = run_folder_for(config, out, resume=False)

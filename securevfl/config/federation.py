@@ -13,15 +13,14 @@ from securevfl.config.linkage import LinkageSettings
 from securevfl.config.presets import TopEstimator
 from securevfl.core.errors import ConfigError
 from securevfl.core.waits import Waits
-from securevfl.data.rows import SplitKind
+from securevfl.data.tables import SplitKind
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.regime import Regime
 from securevfl.dp.release_plan import FittingPlan
 from securevfl.linkage import spec
 from securevfl.linkage.metrics.metric import KeySpec
 from securevfl.linkage.stage.linkage_parts import METRICS, PROTECTIONS
-from securevfl.models.family import AnyFamily, FamilySettings
-from securevfl.models.pretraining import PretrainingSettings
+from securevfl.models.family import AnyFamily, FamilySettings, PretrainingSettings
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,8 +18,7 @@ from securevfl.core.errors import ConfigError
 from securevfl.core.settings import read_settings
 from securevfl.dp.privacy import Privacy
 from securevfl.models.alone.margins import Named
-from securevfl.models.family import AnyFamily, FamilySettings, Preset
-from securevfl.models.pretraining import PretrainingSettings
+from securevfl.models.family import AnyFamily, FamilySettings, Preset, PretrainingSettings
 from securevfl.models.registry import FAMILIES, family_named
 
 # ``top`` of ``[model]`` where it is an estimator, which any family with frozen encoders may

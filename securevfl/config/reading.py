@@ -21,8 +21,7 @@ from securevfl.core.errors import ConfigError
 from securevfl.core.files import MOST_OF_SETTINGS, read_text
 from securevfl.core.settings import default_of, read_settings
 from securevfl.dp.privacy import Privacy
-from securevfl.models.family import AnyFamily, FamilySettings
-from securevfl.models.pretraining import PretrainingSettings
+from securevfl.models.family import AnyFamily, FamilySettings, PretrainingSettings
 from securevfl.models.registry import FAMILIES, family_named
 
 T = TypeVar("T")

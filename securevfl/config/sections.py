@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 from securevfl.core import checks, devices
 from securevfl.core.conventions import Task
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.data.rows import SplitKind
 from securevfl.data.scaling import MAX_CATEGORIES, declared_range
 from securevfl.data.sources.settings import AS_IT_IS, Reading, first_repeated
+from securevfl.data.tables import SplitKind
 from securevfl.models.optimisers import Schedule
 from securevfl.models.tasks import Rule
 

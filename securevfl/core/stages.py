@@ -1,14 +1,18 @@
-"""Manifests of a run's optional parts, one for each folder of ``securevfl.stages``.
+"""What is loaded on first use: optional parts of runs, and public names of packages.
 
-A folder's ``STAGE`` names its additions as ``module:object``. A process loads only the parts that
-its run uses.
+Optional parts have a manifest for each folder of ``securevfl.stages``: ``STAGE`` names the folder's
+additions as ``module:object``. A process loads only the parts that its run uses.
 """
 
+import ast
+import functools
 import importlib
 import pkgutil
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from importlib import import_module
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
@@ -30,7 +34,7 @@ class StageManifest:
     """Model families by name (:class:`~securevfl.models.family.Family`)."""
 
     sources: Mapping[str, str] = field(default_factory=dict)
-    """Readers of tables (:class:`~securevfl.data.sources.table_source.TableSource`) by suffix of a
+    """Readers of tables (:class:`~securevfl.data.sources.pieces.TableSource`) by suffix of a
     file, or ``"url"``."""
 
     rows: Mapping[str, str] = field(default_factory=dict)
@@ -123,3 +127,43 @@ class Parts(MutableMapping[str, T]):
 
     def __len__(self) -> int:
         return len({*self._loaded, *_references(self._kind)})
+
+
+def on_first_use(
+    package: str, file: str, names: Sequence[str]
+) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+    """Return ``__getattr__`` and ``__dir__`` of a package whose names are loaded on first use.
+
+    The module of each name is given once, by the package's imports for type checkers.
+
+    Args:
+        package: The package, ``__name__``.
+        file: Its source, ``__file__``.
+        names: All public names, ``__all__``.
+    """
+
+    @functools.cache
+    def homes() -> dict[str, tuple[str | None, str]]:
+        """Return the module and the name there of each public name."""
+        return {
+            alias.asname or alias.name: (imported.module, alias.name)
+            for typed in ast.parse(Path(file).read_text(encoding="utf-8")).body
+            if isinstance(typed, ast.If) and ast.unparse(typed.test) == "TYPE_CHECKING"
+            for imported in typed.body
+            if isinstance(imported, ast.ImportFrom)
+            for alias in imported.names
+        }
+
+    def load(name: str) -> object:
+        # Commands and parties use no public name, and so read no source.
+        if name not in names or name not in homes():
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        home, own = homes()[name]
+        try:
+            return import_module(f"{home}.{own}")
+        except ModuleNotFoundError as error:
+            if error.name != f"{home}.{own}":
+                raise
+        return getattr(import_module(str(home)), own)
+
+    return load, lambda: list(names)

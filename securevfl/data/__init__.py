@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from securevfl.core.lazy_names import on_first_use
+from securevfl.core.stages import on_first_use
 
 if TYPE_CHECKING:
     from securevfl.data.frames import from_frame

@@ -11,9 +11,8 @@ import numpy as np
 import pandas as pd
 from pandas.api import types
 
-from securevfl.data.cells import TRUTH_WORDS, amounts_of, dates_of, first_row, numbers_of, texts_of
+from securevfl.data import cells
 from securevfl.data.scaling import MAX_CATEGORIES
-from securevfl.data.sources.text_numbers import is_bracketed, is_number, split_unit_sign, unit_of
 
 Kind = Literal["number", "boolean", "words", "date"]
 _FLOAT32_WHOLE: Final = 2**24
@@ -70,7 +69,7 @@ def is_row_number(name: str) -> bool:
 
 def numbers_rows(values: "pd.Series[Any]") -> str | None:
     """Return why a column of numbers looks like a row number, or None if it does not."""
-    numbers = numbers_of(values)
+    numbers = cells.numbers_of(values)
     present = numbers[~np.isnan(numbers)]
     whole = len(present) > 0 and not (present % 1).any()
     return _numbering_reason(np.unique(present), len(present)) if whole else None
@@ -118,7 +117,7 @@ def _of_objects(
             numeric = all(isinstance(cell, _NUMBER) for cell in present)
             return _number(values, "numbers") if numeric else _of_texts(values, max_categories)
         held = type(strange[0]).__name__
-    row = first_row(values.notna().to_numpy(dtype=bool))
+    row = cells.first_row(values.notna().to_numpy(dtype=bool))
     return _unusable(
         values,
         f"{held} values",
@@ -127,17 +126,17 @@ def _of_objects(
 
 
 def _of_texts(values: "pd.Series[Any]", max_categories: int) -> ColumnKind:
-    places, different = texts_of(values)
+    places, different = cells.texts_of(values)
     texts = pd.Series(different, dtype=object)
     lower = set(texts.str.strip().str.casefold())
     if lower <= {"true", "false"} or lower <= {"yes", "no"}:
-        names = " and ".join(word for word in TRUTH_WORDS if word in lower)
+        names = " and ".join(word for word in cells.TRUTH_WORDS if word in lower)
         return _column_kind(values, "boolean", f"texts {names}", different=len(lower))
-    dated = ~np.isnat(dates_of(texts))
+    dated = ~np.isnat(cells.dates_of(texts))
     if dated.all():
         return _date(values, "texts that are dates")
     if dated.mean() > 0.5:
-        return _two_kinds(values, "dates", first_row(~np.append(dated, True)[places]))
+        return _two_kinds(values, "dates", cells.first_row(~np.append(dated, True)[places]))
     if texts.str.fullmatch(_OTHER_DATES).mean() > 0.5:
         return _unusable(
             values,
@@ -147,12 +146,14 @@ def _of_texts(values: "pd.Series[Any]", max_categories: int) -> ColumnKind:
         )
     if (signed := _of_signed(values, places, different)) is not None:
         return signed
-    readable = ~np.isnan(numbers_of(texts))
+    readable = ~np.isnan(cells.numbers_of(texts))
     if not texts.str.fullmatch(_LEADING_ZERO).any():
         if readable.all():
             return _number(values, "texts that are numbers")
         if readable.mean() > 0.5:
-            return _two_kinds(values, "numbers", first_row(~np.append(readable, True)[places]))
+            return _two_kinds(
+                values, "numbers", cells.first_row(~np.append(readable, True)[places])
+            )
     return _words(values, "texts", max_categories)
 
 
@@ -160,13 +161,13 @@ def _of_signed(
     values: "pd.Series[Any]", places: np.ndarray, different: list[str]
 ) -> ColumnKind | None:
     """Return the kind of a column of numbers with a sign, or None for other columns."""
-    signs = Counter(sign for _, sign in map(split_unit_sign, different) if sign)
-    bracketed = np.array([*map(is_bracketed, different), False])
-    numbers = bracketed[:-1] | np.array([*map(is_number, different)])
+    signs = Counter(sign for _, sign in map(cells.split_unit_sign, different) if sign)
+    bracketed = np.array([*map(cells.is_bracketed, different), False])
+    numbers = bracketed[:-1] | np.array([*map(cells.is_number, different)])
     if numbers.mean() <= 0.5 or not (signs or bracketed.any()):
         return None
     if bracketed.any():
-        row = first_row(bracketed[places])
+        row = cells.first_row(bracketed[places])
         return _unusable(
             values,
             "numbers in brackets",
@@ -174,10 +175,10 @@ def _of_signed(
             f"list the column's words in categories",
         )
     sign = signs.most_common(1)[0][0]
-    amounts = amounts_of(values, sign)
+    amounts = cells.amounts_of(values, sign)
     unread = np.isnan(amounts) & values.notna().to_numpy(dtype=bool)
     if unread.any():
-        return _two_kinds(values, f"numbers with the sign {sign!r}", first_row(unread))
+        return _two_kinds(values, f"numbers with the sign {sign!r}", cells.first_row(unread))
     return replace(
         _number(pd.Series(amounts), f"texts that are numbers with the sign {sign!r}"), sign=sign
     )
@@ -193,10 +194,10 @@ def _two_kinds(values: "pd.Series[Any]", most: str, row: int) -> ColumnKind:
 
 
 def _words(values: "pd.Series[Any]", reason: str, max_categories: int) -> ColumnKind:
-    words, present = texts_of(values)[1], int(values.notna().sum())
+    words, present = cells.texts_of(values)[1], int(values.notna().sum())
     different = len(words)
     if present >= _FEWEST and different > max_categories and different > present / 2:
-        if (unit := unit_of(words)) is not None:
+        if (unit := cells.unit_of(words)) is not None:
             return _unusable(
                 values,
                 "numbers with a unit",
@@ -217,18 +218,17 @@ def _words(values: "pd.Series[Any]", reason: str, max_categories: int) -> Column
 
 
 def _number(values: "pd.Series[Any]", reason: str) -> ColumnKind:
-    numbers = numbers_of(values)
+    numbers = cells.numbers_of(values)
     present = numbers[~np.isnan(numbers)]
     different = np.unique(present)
     identifier = problem = None
     infinite = np.isinf(numbers)
     too_large = np.abs(numbers) > np.finfo(np.float32).max
     if infinite.any():
-        problem = (
-            f"holds an infinite value in row {first_row(infinite)}; correct or empty that cell"
-        )
+        row = cells.first_row(infinite)
+        problem = f"holds an infinite value in row {row}; correct or empty that cell"
     elif too_large.any():
-        problem = f"row {first_row(too_large)} is too large for float32; change its unit"
+        problem = f"row {cells.first_row(too_large)} is too large for float32; change its unit"
     elif len(different):
         identifier = _numbering_reason(different, len(present))
         problem = _indistinct(different, len(present))
@@ -271,7 +271,7 @@ def _indistinct(different: np.ndarray, rows: int) -> str | None:
 
 
 def _date(values: "pd.Series[Any]", reason: str) -> ColumnKind:
-    dates = dates_of(values)
+    dates = cells.dates_of(values)
     timed = dates[~np.isnat(dates)]
     return _column_kind(
         values,

@@ -11,6 +11,7 @@ from pandas.api.types import is_numeric_dtype
 from securevfl.core.conventions import Task
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.data import keys_and_labels
+from securevfl.data.cells import split_unit_sign
 from securevfl.data.party_tables import (
     ROW,
     ColumnRoles,
@@ -19,10 +20,8 @@ from securevfl.data.party_tables import (
     no_features_error,
 )
 from securevfl.data.scaling import NOTHING_DECLARED, ColumnSettings
-from securevfl.data.sources.pieces import plain, to_pandas
+from securevfl.data.sources.pieces import FRAMES_OF_ROWS, plain, to_pandas
 from securevfl.data.sources.settings import require_different
-from securevfl.data.sources.table_source import FRAMES_OF_ROWS
-from securevfl.data.sources.text_numbers import split_unit_sign
 from securevfl.data.tables import PartyTable
 
 
@@ -45,7 +44,7 @@ def from_frame(
         frame: A pandas or polars DataFrame, a pyarrow Table, or anything else that has
             ``__arrow_c_stream__`` or ``to_pandas``. pandas' index becomes a column if it has a
             name. Or a tensor or map-style dataset of torch, whose columns are named by
-            :mod:`securevfl.stages.torch_rows`.
+            :mod:`securevfl.stages.tables.torch_rows`.
         name: The party's name.
         key: The key column, or several in the order that all parties agreed on. They are numbers
             where all of them are numbers or times without gaps, and texts or numbers with gaps

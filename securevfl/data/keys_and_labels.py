@@ -1,4 +1,4 @@
-"""Key columns as linkage compares them, and label columns as models predict them.
+"""Columns of keys as linkage compares them, of labels, and of groups or times that rows follow.
 
 Keys are numbers, days or texts, where values may be missing, and one value is never read as
 another. A :class:`~securevfl.data.tables.PartyTable` has numeric keys without gaps, since models
@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Bool, Float64
+from jaxtyping import Bool, Float64, Int64
 
 from securevfl.core.conventions import Task
 from securevfl.core.errors import DataError
@@ -27,12 +27,12 @@ from securevfl.data.cells import (
     numbers_of,
     refuse_rows,
     require_columns,
+    split_unit_sign,
     texts_of,
     truths_of,
 )
 from securevfl.data.sources.read import read_frame
 from securevfl.data.sources.settings import AS_IT_IS, Reading, Wanted
-from securevfl.data.sources.text_numbers import split_unit_sign
 from securevfl.data.tables import KeyTable, Labels
 
 LARGEST_WHOLE_NUMBER: Final = 2**53
@@ -354,3 +354,53 @@ def _originals(values: "pd.Series[Any]", *, where: str) -> list[Any]:
     # An empty cell turns a column of whole numbers into one of floats.
     whole = bool((numbers % 1 == 0).all())
     return [int(cell) if whole else float(cell) for cell in cells]
+
+
+def split_places(
+    frame: pd.DataFrame, column: str, *, kind: Literal["group", "time"], where: str
+) -> Int64[np.ndarray, " rows"]:
+    """Return where each row stands among a column's groups or times.
+
+    Args:
+        frame: The primary's table.
+        column: Groups as texts or whole numbers; or times, as numbers or dates in ISO form.
+        kind: Whether the column holds groups or times.
+        where: Name of the table in messages.
+
+    Returns:
+        Numbers of groups, or places in time: equal for equal times, ascending.
+
+    Raises:
+        DataError: If the column is not there, or a value is missing or none of its kind.
+    """
+    require_columns(frame, [column], where=where)
+    where = f"{where}: training.split_column {column!r}"
+    missing = frame[column].isna().to_numpy(dtype=bool)
+    refuse_rows(
+        missing,
+        where=where,
+        why="is missing, so the row belongs to no side of the split; fill it in or drop the row "
+        f"({missing.sum()} in all)",
+    )
+    values = frame[column]
+    if kind == "group":
+        places = pd.factorize(key_texts(values, where=where))[0]
+    else:
+        places = np.unique(_times(values, where=where), return_inverse=True)[1]
+    return places.astype(np.int64)
+
+
+def _times(values: "pd.Series[Any]", *, where: str) -> np.ndarray:
+    if pd.api.types.is_numeric_dtype(values):
+        numbers = values.to_numpy()
+        refuse_rows(np.isinf(numbers), where=where, why="is infinite")
+        return numbers
+    texts = values.astype(str)
+    times = pd.to_datetime(texts, format="ISO8601", utc=True, errors="coerce")
+    if times.isna().any():
+        row = int(np.argmax(times.isna()))
+        raise DataError(
+            f"{where}, row {row + 1}: {texts.iloc[row][:40]!r} is neither a number nor a date in "
+            f"ISO form, such as 2020-12-31"
+        )
+    return times.to_numpy()

@@ -12,14 +12,13 @@ from jaxtyping import Bool
 from securevfl.core.conventions import Task
 from securevfl.core.errors import DataError, NoRowsError
 from securevfl.data import keys_and_labels
-from securevfl.data.cells import refuse_rows, require_columns
+from securevfl.data.cells import refuse_rows, require_columns, unit_of
 from securevfl.data.column_kinds import is_row_number, numbers_rows
 from securevfl.data.columns import OTHER, NumberColumn, WordsColumn
 from securevfl.data.scaling import NOTHING_DECLARED, ColumnSettings
 from securevfl.data.schema import KeyColumn, LabelColumn, TableSchema, first_problem, fit_schema
 from securevfl.data.sources.read import ignore_note, read_frame
 from securevfl.data.sources.settings import AS_IT_IS, Reading, Wanted
-from securevfl.data.sources.text_numbers import unit_of
 from securevfl.data.tables import Labels, PartyTable
 
 T = TypeVar("T")

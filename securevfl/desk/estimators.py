@@ -28,22 +28,20 @@ from securevfl.core.settings import read_settings
 from securevfl.data.frames import as_pandas, from_frame
 from securevfl.data.keys_and_labels import KeyKind
 from securevfl.data.party_tables import new_rows
-from securevfl.data.rows import split_rows
 from securevfl.data.scaling import Bounds, ColumnSettings, LabelScaler
 from securevfl.data.sources.read import read_frame
-from securevfl.data.tables import Labels, PartyTable
+from securevfl.data.tables import Labels, PartyTable, split_rows
 from securevfl.dp.privacy import Privacy
 from securevfl.federation.base import label_scaler_of, own_inputs, targets_of
 from securevfl.linkage.metrics.metric import KeySpec
 from securevfl.linkage.stage.linkage_parts import METRICS
 from securevfl.models.alone.choice import Alone, fit_alone
-from securevfl.models.alone.perceptron import BaselineConfig
-from securevfl.models.family import Family, FamilySettings
-from securevfl.models.pretraining import PretrainingSettings
+from securevfl.models.alone.margins import BaselineConfig
+from securevfl.models.family import Family, FamilySettings, PretrainingSettings
 from securevfl.models.registry import family_named, family_names, family_of
 from securevfl.models.tasks import TaskHead
 from securevfl.runtime.entry import simulate
-from securevfl.runtime.prediction_request import NamedRows
+from securevfl.runtime.prediction_session import NamedRows
 from securevfl.runtime.predictions import Predictions, predictions_of
 from securevfl.runtime.simulation import RunResult
 from securevfl.runtime.trained_run import RunSource, TrainedRun, trained_run

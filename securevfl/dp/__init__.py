@@ -6,7 +6,7 @@ accountants.
 
 from typing import TYPE_CHECKING
 
-from securevfl.core.lazy_names import on_first_use
+from securevfl.core.stages import on_first_use
 
 if TYPE_CHECKING:
     from securevfl.dp.budget import Budget

@@ -14,15 +14,19 @@ from torch import Tensor
 from securevfl.config.federation import FederationConfig
 from securevfl.config.sections import OWN, PartySettings
 from securevfl.core.errors import ConfigError, DataError, PrivacyError
-from securevfl.data.rows import RowSplit
 from securevfl.data.scaling import Bounds, FeatureScaler, LabelScaler, feature_scaler
-from securevfl.data.tables import PartyTable
+from securevfl.data.tables import PartyTable, RowSplit
 from securevfl.federation.rounds.primary import Primary, PrimaryData
 from securevfl.federation.saved_model import SavedModel
 from securevfl.linkage.spec import LinkedPrimary
 from securevfl.models.alone.choice import Alone, Decision, Model, fit_alone
-from securevfl.models.alone.margins import CrossFitted, MarginModel, OwnInputs, cross_fit
-from securevfl.models.alone.perceptron import BaselineConfig
+from securevfl.models.alone.margins import (
+    BaselineConfig,
+    CrossFitted,
+    MarginModel,
+    OwnInputs,
+    cross_fit,
+)
 from securevfl.models.alone.saving import require_keepable
 from securevfl.models.fitted_top import MixedTop
 from securevfl.models.tasks import Metrics, TaskHead

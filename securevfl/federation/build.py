@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +18,10 @@ from securevfl.config.sections import PartySettings
 from securevfl.core.conventions import derive_seed
 from securevfl.core.errors import PrivacyError
 from securevfl.core.progress import Observer
-from securevfl.data.rows import RowSplit
-from securevfl.data.tables import KeyTable, PartyTable
+from securevfl.data.tables import KeyTable, PartyTable, RowSplit
 from securevfl.dp.ring_noise import ExactDiscreteGaussian, NoiseBuffer
 from securevfl.dp.symbols import SymbolNoise
 from securevfl.federation import base
-from securevfl.federation.base import (
-    aligned_rows,
-    features_of,
-    label_scaler_of,
-    require_declared_features,
-    scaler_of,
-    targets_of,
-    task_head,
-)
 from securevfl.federation.checkpoint import StateFolder
 from securevfl.federation.encoder_fitting import FittedBottom, PrincipalFitting, build_encoder
 from securevfl.federation.rounds.cached_release import CachedRelease, CountedRelease
@@ -49,6 +40,8 @@ from securevfl.federation.rounds.secondary import Secondary, SecondaryData
 from securevfl.federation.rounds.updates import DropoutStream, GradientNoise
 from securevfl.federation.run_plan import RunPlan, pools
 from securevfl.federation.saved_model import FOLDER, PrimaryPart, SavedModel
+from securevfl.federation.session.handshake import own_epoch
+from securevfl.federation.session.party_files import PartyFiles
 from securevfl.federation.session.request_validator import RequestValidator, SessionLimits
 from securevfl.federation.stage import SecondaryBuild, run_stages
 from securevfl.ledger.ledger import Ledger
@@ -97,8 +90,8 @@ def bottom_at_work(
     config = plan.config
     require_enough_records(config, table)
     if config.features_are_declared:
-        require_declared_features(table, encoder=config.regime.name)
-    features = features_of(party, table, model)
+        base.require_declared_features(table, encoder=config.regime.name)
+    features = base.features_of(party, table, model)
     bottom = build_bottom(config, party, table)
     if model is not None:
         model.into(bottom)
@@ -222,6 +215,51 @@ def build_secondary(
         decorrelates=config.training.distance_correlation,
         precision=config.training.precision if plan.regime.learns else "float32",
     )
+
+
+def begin_secondary(
+    plan: RunPlan,
+    name: str,
+    table: PartyTable,
+    linked: LinkedSecondary,
+    files: PartyFiles,
+    *,
+    device: torch.device,
+) -> Secondary:
+    """Build a secondary's half of the network, from its checkpoint where the run is resumed.
+
+    Args:
+        plan: The run, with where it starts.
+        name: The party's name.
+        table: Its table.
+        linked: Its links.
+        files: Its own; its ledger is open.
+        device: Where it computes.
+
+    Raises:
+        SecureVflError: What :func:`build_secondary` raises.
+    """
+    checkpoints = files.checkpoints
+    secondary = build_secondary(
+        plan,
+        plan.config.party(name),
+        table,
+        linked,
+        files.ledger,
+        files=checkpoints.files,
+        device=device,
+    )
+    epoch = plan.facts.resume_epoch
+    saves = plan.regime.saves_epochs
+    own = own_epoch(checkpoints.epochs(), plan.facts) if saves else 0
+    if own:
+        # With the encoder of its last epoch, however far the others have gone since.
+        checkpoints.load(own, partial(secondary.resume, epoch))
+    elif files.resume:
+        checkpoints.forget_after(0)
+        if saves:
+            secondary.validator.start_after(epoch)
+    return secondary
 
 
 def _refuse_unfitted() -> None:
@@ -350,14 +388,14 @@ def primary_data(
         DataError: If the labels are constant in the training rows, or none of these is aligned
             where only such rows may train.
     """
-    head = task_head(config, table, split)
+    head = base.task_head(config, table, split)
     return PrimaryData(
-        features=torch.from_numpy(features_of(config.primary, table)).to(device),
+        features=torch.from_numpy(base.features_of(config.primary, table)).to(device),
         keys=torch.from_numpy(linked.keys).to(device),
-        targets=targets_of(table, split, head).to(device),
+        targets=base.targets_of(table, split, head).to(device),
         head=head,
         split=split,
-        aligned=aligned_rows(config, linked, split),
+        aligned=base.aligned_rows(config, linked, split),
         similarities=None
         if linked.similarities is None
         else torch.from_numpy(linked.similarities).to(device),
@@ -477,7 +515,7 @@ def save_primary(
         primary=PrimaryPart(
             head=primary.head,
             classes=table.classes,
-            label_scaler=label_scaler_of(table, primary.data.split, primary.head),
+            label_scaler=base.label_scaler_of(table, primary.data.split, primary.head),
             threshold=primary.threshold if choice is None else choice.threshold,
             metrics=metrics,
             rows=table.num_rows,
@@ -505,7 +543,7 @@ def _common(
         "settings": dict(config.source["model"]),
         "features": table.feature_names,
         "schema": None if table.schema is None else table.schema.as_json(),
-        "feature_scaler": scaler_of(party, table),
+        "feature_scaler": base.scaler_of(party, table),
         "noise_share_std": plan.noise_share_std,
         "ledger_head": ledger.head,
     }

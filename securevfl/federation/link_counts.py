@@ -9,14 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from securevfl.core import progress
 from securevfl.core.errors import DataError
-from securevfl.core.progress import (
-    LinkedRowsCounted,
-    Observer,
-    Warned,
-    event_fields,
-    linked_rows_in_words,
-)
 from securevfl.dp.class_sums import noised_rows
 from securevfl.federation.messages import LinkCount
 from securevfl.federation.run_plan import RunPlan
@@ -53,7 +47,7 @@ def link_count(plan: RunPlan, linked: LinkedSecondary, ledger: Ledger) -> LinkCo
 
 
 def require_link_counts(
-    plan: RunPlan, counts: Mapping[str, LinkCount], observe: Observer
+    plan: RunPlan, counts: Mapping[str, LinkCount], observe: progress.Observer
 ) -> dict[str, Any]:
     """Report at the primary how many rows are linked where, and end a run of too few links.
 
@@ -74,12 +68,12 @@ def require_link_counts(
     rows, least = plan.facts.rows, plan.config.linkage.least_linked
     std = plan.releases.link_count_std(plan.noise_share_std)
     events = [
-        LinkedRowsCounted(name=name, rows=rows, linked=linked_count.linked, noise_std=std)
+        progress.LinkedRowsCounted(name=name, rows=rows, linked=linked_count.linked, noise_std=std)
         for name, linked_count in counts.items()
     ]
     for event in events:
         observe(event)
-    few = [linked_rows_in_words(event) for event in events if event.linked < least * rows]
+    few = [progress.linked_rows_in_words(event) for event in events if event.linked < least * rows]
     if few:
         raise DataError(
             f"linkage.least_linked: {', '.join(few)}; less than {100 * least:.4g} %, so the run "
@@ -87,10 +81,10 @@ def require_link_counts(
             f"write their keys (securevfl check shows it where both tables are), or set "
             f"least_linked = 0 to run anyway"
         )
-    return {event.name: event_fields(event) for event in events}
+    return {event.name: progress.event_fields(event) for event in events}
 
 
-def book_link_counts(plan: RunPlan, ledger: Ledger, observe: Observer) -> bool:
+def book_link_counts(plan: RunPlan, ledger: Ledger, observe: progress.Observer) -> bool:
     """Charge the answers at the primary before it asks, and return whether there are any.
 
     Raises:
@@ -100,7 +94,7 @@ def book_link_counts(plan: RunPlan, ledger: Ledger, observe: Observer) -> bool:
         why = f"behind the noise of this epsilon {plan.facts.rows:,} rows are too few to count"
         if not plan.config.privacy.bounds_linked_rows:
             why = "without privacy.links_per_record one record might link every row"
-        observe(Warned(text=f"no secondary says how many rows are linked: {why}"))
+        observe(progress.Warned(text=f"no secondary says how many rows are linked: {why}"))
         return False
     if ledger.link_counts_due:
         ledger.charge_link_count()

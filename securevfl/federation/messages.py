@@ -83,8 +83,8 @@ class Welcome(TypedMessage):
         """Return it as it is sent."""
         tensors = {}
         for name, (public, signature) in self.keys.items():
-            tensors[f"public:{name}"] = _array(public)
-            tensors[f"signature:{name}"] = _array(signature)
+            tensors[f"public:{name}"] = np.frombuffer(public, dtype=np.uint8)
+            tensors[f"signature:{name}"] = np.frombuffer(signature, dtype=np.uint8)
         meta, active = asdict(self.facts), self.facts.active
         meta["active"] = None if active is None else list(active)
         return Message(kind=self.KIND, meta=meta, tensors=tensors)
@@ -128,8 +128,8 @@ class Welcome(TypedMessage):
         message.require_only(*(field.name for field in fields(RunFacts)), *arrays)
         keys = {
             name: (
-                _bytes(message, f"public:{name}", PUBLIC_BYTES),
-                _bytes(message, f"signature:{name}", SIGNATURE_BYTES),
+                message.raw(f"public:{name}", PUBLIC_BYTES),
+                message.raw(f"signature:{name}", SIGNATURE_BYTES),
             )
             for name in names
         }
@@ -343,14 +343,6 @@ class Rejoin(DeclaredMessage):
         if not read.ranks or sorted({*read.ranks} & {*known["absent"]}) != list(read.ranks):
             raise ProtocolError(f"the primary says that parties {read.ranks!r:.80} are back")
         return read
-
-
-def _array(raw: bytes) -> npt.NDArray[np.uint8]:
-    return np.frombuffer(raw, dtype=np.uint8)
-
-
-def _bytes(message: Message, name: str, length: int) -> bytes:
-    return message.tensor(name, dtype=np.uint8, shape=(length,)).tobytes()
 
 
 # More rows than any table has.

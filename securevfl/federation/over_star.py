@@ -13,10 +13,10 @@ from securevfl.core.waits import Wait
 from securevfl.federation.messages import RoundKind, RoundPlan, Share
 from securevfl.federation.run_plan import ROUNDS_AHEAD, RunPlan
 from securevfl.federation.session.peers import Handlers, HandlerTable, M, Peers
+from securevfl.mpc.codec import SumTo, Words
 from securevfl.mpc.crypten_bridge import CrypTenSumTo
 from securevfl.mpc.masks import PairwiseMasks
 from securevfl.mpc.on_shares import Seat, SharedSum
-from securevfl.mpc.sum_to import SumTo, Words
 from securevfl.transport.message import TypedMessage
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport
 

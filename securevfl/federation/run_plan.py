@@ -11,8 +11,7 @@ import numpy as np
 
 from securevfl.config.federation import FederationConfig
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.data.rows import RowSplit, split_rows
-from securevfl.data.tables import PartyTable
+from securevfl.data.tables import PartyTable, RowSplit, split_rows
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.regime import Regime
 from securevfl.dp.release_plan import ReleasePlan, choose_symbols

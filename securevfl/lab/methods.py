@@ -23,7 +23,7 @@ from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 from securevfl.core.settings import read_settings
 from securevfl.dp.regime import REGIMES
-from securevfl.models.alone.perceptron import BaselineConfig
+from securevfl.models.alone.margins import BaselineConfig
 from securevfl.models.registry import family_named, family_names
 
 

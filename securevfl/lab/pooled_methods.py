@@ -24,7 +24,7 @@ from securevfl.lab.methods import JOINED, BoostingConfig, Settings
 from securevfl.linkage.spec import LinkedSecondary
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
-from securevfl.models.alone.perceptron import BaselineConfig, perceptron_outputs, train_perceptron
+from securevfl.models.alone.margins import BaselineConfig, perceptron_outputs, train_perceptron
 from securevfl.models.layers import MLP
 from securevfl.models.tasks import HALF, Metrics, TaskHead
 

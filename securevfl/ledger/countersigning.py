@@ -96,11 +96,11 @@ class Memories(TypedMessage):
         tensors: dict[str, npt.NDArray[np.generic]] = {}
         for name, memory in self.memories.items():
             heads = [memory.heads.get(other, _NOTHING) for other in self.parties]
-            tensors[f"nonce:{name}"] = _array(memory.nonce)
-            tensors[f"signature:{name}"] = _array(memory.signature)
-            tensors[f"heads:{name}"] = _array(b"".join(head for head, _ in heads)).reshape(
-                len(heads), HASH_BYTES
-            )
+            tensors[f"nonce:{name}"] = np.frombuffer(memory.nonce, dtype=np.uint8)
+            tensors[f"signature:{name}"] = np.frombuffer(memory.signature, dtype=np.uint8)
+            tensors[f"heads:{name}"] = np.frombuffer(
+                b"".join(head for head, _ in heads), dtype=np.uint8
+            ).reshape(len(heads), HASH_BYTES)
             tensors[f"lines:{name}"] = np.array([lines for _, lines in heads], dtype=np.int64)
         return Message(kind=self.KIND, tensors=tensors)
 
@@ -120,13 +120,13 @@ class Memories(TypedMessage):
             heads = message.tensor(f"heads:{name}", dtype=np.uint8, shape=(count, HASH_BYTES))
             lines = message.tensor(f"lines:{name}", dtype=np.int64, shape=(count,)).tolist()
             memories[name] = Memory(
-                nonce=_bytes(message, f"nonce:{name}", NONCE_BYTES),
+                nonce=message.raw(f"nonce:{name}", NONCE_BYTES),
                 heads={
                     other: (head.tobytes(), number)
                     for other, head, number in zip(parties, heads, lines, strict=True)
                     if number >= 0
                 },
-                signature=_bytes(message, f"signature:{name}", _SIGNATURE_BYTES),
+                signature=message.raw(f"signature:{name}", _SIGNATURE_BYTES),
             )
         return cls(parties=parties, memories=memories)
 
@@ -149,9 +149,9 @@ class Heads(TypedMessage):
         """Return the message as it is sent."""
         tensors: dict[str, npt.NDArray[np.generic]] = {}
         for name, signed in self.heads.items():
-            tensors[f"head:{name}"] = _array(signed.head)
+            tensors[f"head:{name}"] = np.frombuffer(signed.head, dtype=np.uint8)
             tensors[f"lines:{name}"] = np.array([signed.since, signed.lines], dtype=np.int64)
-            tensors[f"signature:{name}"] = _array(signed.signature)
+            tensors[f"signature:{name}"] = np.frombuffer(signed.signature, dtype=np.uint8)
             tensors[f"proof:{name}"] = signed.proof
         return Message(kind=self.KIND, tensors=tensors)
 
@@ -173,9 +173,9 @@ class Heads(TypedMessage):
                     f"none that can be; at most {MOST_LINES} lines are taken"
                 )
             heads[name] = SignedHead(
-                head=_bytes(message, f"head:{name}", HASH_BYTES),
+                head=message.raw(f"head:{name}", HASH_BYTES),
                 lines=lines,
-                signature=_bytes(message, f"signature:{name}", _SIGNATURE_BYTES),
+                signature=message.raw(f"signature:{name}", _SIGNATURE_BYTES),
                 since=since,
                 proof=message.tensor(
                     f"proof:{name}", dtype=np.uint8, shape=(lines - since, HASH_BYTES)
@@ -193,14 +193,6 @@ class CountersignRequest(DeclaredMessage):
     COVERS: ClassVar = {"no record": "point lengths"}
 
     point: Request
-
-
-def _array(raw: bytes) -> npt.NDArray[np.generic]:
-    return np.frombuffer(raw, dtype=np.uint8)
-
-
-def _bytes(message: Message, name: str, length: int) -> bytes:
-    return message.tensor(name, dtype=np.uint8, shape=(length,)).tobytes()
 
 
 COUNTERSIGNED: Final = "countersigned"

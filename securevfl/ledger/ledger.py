@@ -27,8 +27,7 @@ from securevfl.ledger.book import (
     ranges_of,
 )
 from securevfl.ledger.chain import now
-from securevfl.ledger.ledger_file import LedgerFile
-from securevfl.ledger.record_counts import RecordCounts
+from securevfl.ledger.ledger_file import LedgerFile, RecordCounts
 
 _ROUNDING: Final = 1e-9
 """Relative difference of epsilon by rounding, between a release in parts and in one go."""

@@ -6,24 +6,17 @@ family subclasses :class:`Family`. Names are loaded on first use.
 
 from typing import TYPE_CHECKING, Any
 
-from securevfl.core.lazy_names import on_first_use
-from securevfl.core.stages import load_parts, part_names
+from securevfl.core.stages import load_parts, on_first_use, part_names
 
 if TYPE_CHECKING:
     from securevfl.models.family import Bottom, Family, FamilySettings, Top
-    from securevfl.models.fedhssl.encoders import FedCSSLConfig as FedCSSL
-    from securevfl.models.fedhssl.encoders import FedGSSLConfig as FedGSSL
-    from securevfl.models.fedhssl.encoders import FedHSSLConfig as FedHSSL
-    from securevfl.models.fedhssl.encoders import FedLocalSSLConfig as FedLocalSSL
-    from securevfl.models.fedhssl.encoders import FedSplitNNConfig as FedSplitNN
     from securevfl.models.fedsim import FedSimConfig as FedSim
     from securevfl.models.fet.settings import FeTConfig as FeT
     from securevfl.models.pairs import AvgSimConfig as AvgSim
     from securevfl.models.pairs import ExactConfig as Exact
     from securevfl.models.pairs import FeatureSimConfig as FeatureSim
     from securevfl.models.pairs import Top1SimConfig as Top1Sim
-    from securevfl.models.registry import register
-    from securevfl.models.split import split_model
+    from securevfl.models.registry import register, split_model
 
 __all__ = [
     "Assist",

@@ -6,12 +6,11 @@ with current versions of torch CrypTen needs a module put in its place first.
 
 from typing import TYPE_CHECKING
 
-from securevfl.core.lazy_names import on_first_use
+from securevfl.core.stages import on_first_use
 
 if TYPE_CHECKING:
     from securevfl.mpc.crypten_bridge import crypten
-    from securevfl.stages.programs.run import run
-    from securevfl.stages.programs.session import ProgramParty
+    from securevfl.stages.programs.session import ProgramParty, run
 
 __all__ = ["ProgramParty", "crypten", "run"]
 

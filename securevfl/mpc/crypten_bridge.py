@@ -23,8 +23,8 @@ from torch import Tensor
 
 from securevfl.core.conventions import PRIMARY_RANK
 from securevfl.core.errors import ConfigError, ProtocolError
+from securevfl.mpc.codec import Words, WordWire
 from securevfl.mpc.masks import PairwiseMasks
-from securevfl.mpc.sum_to import Words, WordWire
 
 # CrypTen 0.4.1 imports a module that torch 2.9 has moved, for an ONNX importer that is not used
 # here.
@@ -154,7 +154,7 @@ class CrypTenSumTo:
         self._masks = masks
 
     def __call__(self, words: Words, *, round_number: int, active: Sequence[int]) -> Words | None:
-        """Contribute ``words``; see :class:`securevfl.mpc.sum_to.SumTo`.
+        """Contribute ``words``; see :class:`securevfl.mpc.codec.SumTo`.
 
         Nothing is copied: a secondary's share is sent from its memory, and the primary's words
         become the sum.
@@ -185,7 +185,7 @@ class CrypTenSumTo:
         return cast(Tensor, total)
 
     def bind(self, message_digest: bytes, ranks: Sequence[int]) -> None:
-        """Bind a message of the primary; see :class:`securevfl.mpc.sum_to.SumTo`.
+        """Bind a message of the primary; see :class:`securevfl.mpc.codec.SumTo`.
 
         Reveals:
             Nothing.

@@ -32,10 +32,10 @@ from torch import Tensor
 
 from securevfl.core.errors import ProtocolError
 from securevfl.mpc import crypten_bridge
+from securevfl.mpc.codec import Words
 from securevfl.mpc.crypten_bridge import ArithmeticSharedTensor, CrypTenSumTo, ReduceOp
 from securevfl.mpc.dealt_sums import uniform
 from securevfl.mpc.dealt_tuples import DealerLine, DealtTuples, SeedOfMember
-from securevfl.mpc.sum_to import Words
 
 _STREAM_LABEL: Final = b"securevfl/mpc/on-shares/stream/v1"
 _SEED_LABEL: Final = b"securevfl/mpc/on-shares/zero/v1"
@@ -454,7 +454,7 @@ class SharedSum:
         return self._revealed(total, round_number=round_number, active=active)
 
     def bind(self, message_digest: bytes, ranks: Sequence[int]) -> None:
-        """Bind a message of the primary; see :class:`securevfl.mpc.sum_to.SumTo`.
+        """Bind a message of the primary; see :class:`securevfl.mpc.codec.SumTo`.
 
         Reveals:
             Nothing.

@@ -16,8 +16,7 @@ from torch import Tensor
 from securevfl.config.federation import FederationConfig, link_spec
 from securevfl.core.errors import ConfigError, DataError, PrivacyError
 from securevfl.core.progress import Observer, Stage, unheard
-from securevfl.data.rows import RowSplit, consecutive_batches
-from securevfl.data.tables import PartyTable
+from securevfl.data.tables import PartyTable, RowSplit, consecutive_batches
 from securevfl.federation import run_plan
 from securevfl.federation.base import own_inputs, train_alone
 from securevfl.federation.build import primary_data
@@ -35,11 +34,10 @@ from securevfl.linkage.stage.party_keys import key_scaler, keys_of, model_keys
 from securevfl.models import task_metrics
 from securevfl.models.alone.choice import Used, who_answers
 from securevfl.models.tasks import TaskHead, as_logit, on_cpu
-from securevfl.runtime import prediction_request
-from securevfl.runtime.released_table import METADATA, released_table
+from securevfl.runtime import prediction_session
+from securevfl.runtime.released_table import METADATA, SavedRun, released_table
 from securevfl.runtime.run_folder import CONTRIBUTION, read_figures, read_measured
 from securevfl.runtime.run_options import device_named
-from securevfl.runtime.saved_run import SavedRun
 
 Coalition = frozenset[str]
 """Names of the partners that take part."""
@@ -217,16 +215,16 @@ class Partners:
         self.alone = BaselineOfRun(config, table, model, self.data)
         self.everybody = frozenset(party.name for party in config.secondaries)
         rows = table.num_rows
-        self.top = prediction_request.top_model(
+        self.top = prediction_session.top_model(
             config,
             model,
-            prediction_request.kept_top(config, model, table, device=device),
+            prediction_session.kept_top(config, model, table, device=device),
             table,
             linked,
             self._stored_rows(torch.empty(0, 1, 1), self.everybody),
-            request=prediction_request.Request(
+            request=prediction_session.Request(
                 facts=prediction_facts(rows=rows, predicted_rows=rows),
-                keys=keys_of(prediction_request.prediction_spec(config, model).keys, table),
+                keys=keys_of(prediction_session.prediction_spec(config, model).keys, table),
             ),
             device=device,
         )
@@ -303,7 +301,7 @@ class SavedModels(Partners):
             prediction_facts(rows=facts.rows, predicted_rows=facts.rows),
             noise_share_std=model.noise_share_std,
         )
-        spec = prediction_request.prediction_spec(config, model)
+        spec = prediction_session.prediction_spec(config, model)
         link = Linker(spec, keys_of(spec.keys, table))
         linked = {
             party.name: link(
@@ -316,7 +314,7 @@ class SavedModels(Partners):
         asked = np.union1d(split.validation, split.test)
         self._parts = {}
         for party in config.secondaries:
-            kept = prediction_request.KeptSecondary(
+            kept = prediction_session.KeptSecondary(
                 party, tables[party.name], models[party.name], device=device
             )
             # In memory: nothing leaves this process, and no table's ledger is charged.
@@ -387,7 +385,7 @@ class BlockReleases(Partners):
         self._released = released
         split, facts = run_facts(config, table)
         self.plan = run_plan.plan_run(config, facts)
-        spec = prediction_request.prediction_spec(config, model)
+        spec = prediction_session.prediction_spec(config, model)
         keys = keys_of(spec.keys, table)
         linked = LinkedPrimary(keys=model_keys(key_scaler(spec, keys), keys))
         super().__init__(config, table, model, linked, split, device=device)

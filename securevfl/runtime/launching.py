@@ -25,10 +25,9 @@ from securevfl.federation.session.membership import idle_helpers
 from securevfl.launch.process import PartyCommand, PartyExit, PartyFailure
 from securevfl.launch.spawn import reserved_port, run_party_processes
 from securevfl.runtime import handing_over
-from securevfl.runtime.metrics_file import RunFigures
 from securevfl.runtime.party import PartySession, party_session
 from securevfl.runtime.predictions import Predictions
-from securevfl.runtime.run_folder import write_figures
+from securevfl.runtime.run_folder import RunFigures, write_figures
 from securevfl.runtime.run_options import PartyJob, PredictionJob, Program, RejoinDue, RunOptions
 from securevfl.transport.identity import Identity, fleeting
 
@@ -532,6 +531,6 @@ def _role_of(job: PartyJob) -> Callable[[PartySession], _Ended]:
         from securevfl.runtime.secondary_party import run_secondary
 
         return run_secondary
-    from securevfl.runtime.helper_party import run_helper, serve_as_helper
+    from securevfl.runtime.party import run_helper, serve_as_helper
 
     return serve_as_helper if serves else run_helper

@@ -1,12 +1,14 @@
-"""One party's process: its session, from its job to the last line of its log."""
+"""One party's process: its session, to the last line of its log, and all that a helper does."""
 
 import contextlib
 import json
+import math
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from securevfl.config.disclosure import require_covered_channels
 from securevfl.config.federation import FederationConfig, link_spec
@@ -15,23 +17,26 @@ from securevfl.config.sections import IN_MEMORY
 from securevfl.core import errors, files, interrupts
 from securevfl.core.formatting import finite_or_none
 from securevfl.core.memory import loading
-from securevfl.core.progress import Observer, PresenceChanged, SpendingPlanned, Warned
+from securevfl.core.progress import Observer, PresenceChanged, SpendingPlanned, Stage, Warned
 from securevfl.data.tables import PartyTable
 from securevfl.federation.checkpoint import is_unused
-from securevfl.federation.messages import PredictRequest
+from securevfl.federation.messages import PredictRequest, Ready, RoundKind
 from securevfl.federation.run_plan import RunFacts, RunPlan
 from securevfl.federation.saved_model import SavedModel
 from securevfl.federation.session.handshake import Joined, join_session
-from securevfl.federation.session.membership import absent_names
+from securevfl.federation.session.membership import absent_names, idle_helpers, session_spec
 from securevfl.federation.session.party_files import LOG_FILE, PartyFiles
 from securevfl.federation.stage import run_stages
 from securevfl.ledger.countersigning import Countersigner, Occasion
+from securevfl.linkage.protections.protection import Take, take_nothing
 from securevfl.linkage.stage.link_cache import LinkCache
-from securevfl.linkage.stage.linking import LinkageInput
+from securevfl.linkage.stage.linkage_parts import reveals_of
+from securevfl.linkage.stage.linking import LinkageInput, help_to_link
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.runtime.run_folder import write_federation
 from securevfl.runtime.run_options import PartyJob, require_precision
 from securevfl.transport.identity import Identity, expiring
+from securevfl.transport.message import StarKind
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -126,9 +131,7 @@ class PartySession:
 
     def place(self, table: PartyTable, facts: RunFacts) -> LinkageInput:
         """Return what this party brings to linking with those that take part."""
-        spec = link_spec(self.config)
-        absent = frozenset(absent_names(self.config, facts.active))
-        spec = replace(spec, roles=replace(spec.roles, absent=absent))
+        spec = session_spec(self.config, facts.active)
         return LinkageInput(
             spec=spec,
             keys=keys_of(spec.keys, table),
@@ -361,3 +364,131 @@ def _keep_identities(party: PartySession) -> None:
     folder = party.job.run_folder
     kept = {**read_identities(folder), party.config.digest: dict(party.pinned)}
     files.write_json(folder / "identities.json", kept)
+
+
+_LONGER_THAN_A_RUN_S: Final = 365 * 24 * 3600.0
+
+# A helper's part, by role, in its log.
+_DONE: Final = {"coordinator": "coordinated", "dealer": "dealt"}
+
+
+def run_helper(party: PartySession) -> None:
+    """Take part in linkage and in stages as the coordinator or the dealer.
+
+    Where a session that is lost is followed by another one, stay until the run is over.
+
+    Raises:
+        SecureVflError: Any failure, here or at another party.
+
+    Reveals:
+        What :func:`securevfl.linkage.stage.linking.help_to_link` and :meth:`RunStage.help` say.
+    """
+    config, name, files = party.config, party.job.name, party.files
+    party.require_no_listen()
+    with join(party) as star:
+        star.transport.send(Ready().to_message())
+        party.observe(Stage(text="helping"))
+        spec, role = link_spec(config), _helper_role(config, name)
+        if role in spec.roles.helpers:
+            with _recording(party, role, run=star.facts.run) as take:
+                figures = help_to_link(
+                    spec,
+                    role,
+                    star.transport,
+                    star.sealed,
+                    rows=star.facts.rows,
+                    cache=LinkCache.of_party(
+                        spec, name, files.folder, data_root=party.job.data_root
+                    ),
+                    take=take,
+                )
+            files.log(_DONE[role], learned=reveals_of(spec, role), **figures)
+        for stage in run_stages(config):
+            if (helped := stage.help(config, role, star)) is not None:
+                event, figures = helped
+                files.log(event, **figures)
+        if config.helpers_stay:
+            # A session that is lost is followed by another, which links with this party's help.
+            star.transport.receive(
+                StarKind.DONE, round_number=None, deadline_s=_LONGER_THAN_A_RUN_S
+            )
+
+
+@contextlib.contextmanager
+def _recording(party: PartySession, role: str, *, run: str) -> Iterator[Take]:
+    """Yield the recorder of a coordinator's view; it records nothing unless that is asked for."""
+    job = party.job
+    # A dealer receives sizes alone.
+    if role != "coordinator" or job.record_mib is None:
+        yield take_nothing
+        return
+    # It loads torch, which helpers do without.
+    with loading():
+        from securevfl.federation.rounds.recording import recording
+
+    with recording(
+        job.name, party.files.folder, run=run, most_mib=job.record_mib, observe=party.observe
+    ) as recorder:
+        yield take_nothing if recorder is None else recorder.take
+
+
+def serve_as_helper(party: PartySession) -> None:
+    """Help to link the rows of one request for predictions after another.
+
+    Raises:
+        ConfigError: If the party helps stages of training alone, which predictions do not need.
+        SecureVflError: Any failure here; where the party serves on, a primary that goes away is
+            waited for instead.
+
+    Reveals:
+        What :func:`securevfl.linkage.stage.linking.help_to_link` says.
+    """
+    config, name = party.config, party.job.name
+    party.require_no_listen()
+    if name in idle_helpers(config):
+        raise errors.ConfigError(
+            f"party {name!r}: deals masks for class means alone, and predictions need none; "
+            f"start the other parties without it"
+        )
+    serve_sessions(party, lambda: _help_to_predict(party))
+
+
+def _help_to_predict(party: PartySession) -> None:
+    config, name = party.config, party.job.name
+    role, spec = _helper_role(config, name), link_spec(config)
+    links = name in spec.roles.helpers.values()
+    if links and spec.similarities is not None:
+        raise errors.ProtocolError(
+            f"{name}: predictions of a family that reads similarities need the scale of training, "
+            f'which a coordinator does not keep; link with protection = "none"'
+        )
+    with join(party, predicts=True) as star:
+        spec = session_spec(config, star.facts.active)
+        wait_s = math.inf if party.job.serves_on else config.waits.work.for_primary_s
+        next_one = partial(
+            star.transport.receive,
+            (RoundKind.PREDICT, StarKind.DONE),
+            round_number=None,
+            deadline_s=wait_s,
+        )
+        message = next_one()
+        while message.kind is RoundKind.PREDICT:
+            request = PredictRequest.from_message(message)
+            require_same_parties(config, star.facts, request)
+            star.transport.send(Ready().to_message())
+            if links:
+                help_to_link(
+                    spec,
+                    role,
+                    star.transport,
+                    star.sealed,
+                    rows=request.rows,
+                    cache=LinkCache(None),
+                )
+            message = next_one()
+
+
+def _helper_role(config: FederationConfig, name: str) -> Literal["coordinator", "dealer"]:
+    role = config.party(name).role
+    assert role == "coordinator" or role == "dealer", "others have a table"
+    return role

@@ -11,8 +11,7 @@ from securevfl.core import files
 from securevfl.core.errors import ConfigError, PartyFailedError, PartyTimeoutError, ProtocolError
 from securevfl.core.formatting import finite_or_none
 from securevfl.core.progress import Listening, Observer, Stage, Warned
-from securevfl.data.rows import RowSplit
-from securevfl.data.tables import PartyTable
+from securevfl.data.tables import PartyTable, RowSplit
 from securevfl.federation import messages, run_plan
 from securevfl.federation.base import require_estimator
 from securevfl.federation.build import primary_data
@@ -31,13 +30,16 @@ from securevfl.linkage.spec import LinkedPrimary, LinkSpec
 from securevfl.linkage.stage.link_cache import LinkCache
 from securevfl.linkage.stage.linkage_parts import reveals_of
 from securevfl.linkage.stage.linking import LinkageInput, link_as_primary
-from securevfl.runtime.final_figures import measure_run
-from securevfl.runtime.metrics_file import RunFigures
 from securevfl.runtime.party import PartySession, countersigner
-from securevfl.runtime.prediction_request import Request, expected_blocks
-from securevfl.runtime.prediction_session import LinkedRequest, SessionWithPartners
+from securevfl.runtime.prediction_session import (
+    LinkedRequest,
+    Request,
+    SessionWithPartners,
+    expected_blocks,
+)
 from securevfl.runtime.predictions import Predictions
-from securevfl.runtime.primary_run import PrimaryRun
+from securevfl.runtime.primary_run import PrimaryRun, measure_run
+from securevfl.runtime.run_folder import RunFigures
 from securevfl.runtime.run_options import RejoinDue
 from securevfl.transport.channels import Kinds, PrimaryChannels
 from securevfl.transport.message import Done, Message, public_reason

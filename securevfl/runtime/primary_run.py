@@ -1,10 +1,12 @@
-"""The primary's part in a run, from the first release to the test, over any exchange."""
+"""The primary's part in a run, from the first release to the last figure, over any exchange."""
 
 import hashlib
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -12,11 +14,12 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from securevfl.config.federation import key_spec
+from securevfl.config.federation import key_spec, link_spec
 from securevfl.core import progress
-from securevfl.core.errors import ConfigError
-from securevfl.data.rows import consecutive_batches
-from securevfl.data.tables import PartyTable
+from securevfl.core.errors import BudgetExceededError, ConfigError
+from securevfl.core.formatting import finite_or_none
+from securevfl.core.progress import Stage, unheard
+from securevfl.data.tables import PartyTable, RowSplit, consecutive_batches
 from securevfl.federation.base import (
     Base,
     Choice,
@@ -24,31 +27,36 @@ from securevfl.federation.base import (
     digest_of_rows,
     fit_base,
     label_scaler_of,
+    own_inputs,
+    train_alone,
 )
 from securevfl.federation.build import build_primary, save_primary
 from securevfl.federation.messages import EpochMark
 from securevfl.federation.released_labels import drawn_labels
 from securevfl.federation.rounds.exchanges import ReleasedRows, RoundExchange, release_once
-from securevfl.federation.rounds.kept_rounds import CachedRows
+from securevfl.federation.rounds.kept_rounds import CachedRows, CachedTestRounds
 from securevfl.federation.rounds.network_primary import NetworkPrimary
 from securevfl.federation.rounds.primary import Primary, PrimaryData
 from securevfl.federation.rounds.recording import Recorder
-from securevfl.federation.run_plan import RunPlan
+from securevfl.federation.run_plan import RoundCounter, RunPlan
 from securevfl.federation.session.membership import Presence
 from securevfl.federation.session.party_files import PartyFiles
 from securevfl.federation.stage import OtherParts, PrimaryContext, run_stages
+from securevfl.ledger.chain import now
 from securevfl.ledger.countersigning import Countersigning, epoch_point
+from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.spec import LinkedPrimary
+from securevfl.linkage.stage.linkage_parts import protection_of
 from securevfl.linkage.stage.party_keys import keys_of
+from securevfl.models.alone.gain import AloneMeasured, Placebo, measure_alone
 from securevfl.models.family import share_of_base
-from securevfl.models.tasks import Evaluation, evaluate
-from securevfl.runtime import metrics_file
-from securevfl.runtime.alignment_report import report_alignment
-from securevfl.runtime.own_network import train_own_network
+from securevfl.models.fet.positions import PositionsTaken
+from securevfl.models.tasks import Evaluation, Metrics, evaluate
+from securevfl.runtime import run_folder
 from securevfl.runtime.predictions import FILE as PREDICTIONS
 from securevfl.runtime.predictions import predictions_of
-from securevfl.runtime.remaining_budget import covers_epoch, covers_test_rows
 from securevfl.runtime.run_options import RunOptions
+from securevfl.version import __version__
 
 
 class PrimaryRun:
@@ -96,14 +104,8 @@ class PrimaryRun:
         self.presence = presence
         self.is_placebo = False
         """Whether its outputs for test rows are all that is wanted."""
-        self.alignment = report_alignment(
-            plan.config,
-            linked.alignment,
-            training_rows=len(data.training_rows),
-            log=files.log,
-            observe=options.observe,
-        )
-        """How many rows are linked where, for the run's figures."""
+        self.alignment = self._report_alignment()
+        """How many rows are linked where, for the run's figures; None where linking counts none."""
         self.base = options.fitted_base
         """Averaged with the joint model; None until it is fitted, or without a base."""
         noised = plan.config.privacy.mechanism != "none"
@@ -145,6 +147,21 @@ class PrimaryRun:
         """In a simulation, each secondary's counts of links, for the run's figures."""
         self.linked_rows: dict[str, Any] | None = None
         """Linked-row count that each secondary has reported, for the run's figures."""
+
+    def _report_alignment(self) -> dict[str, Any] | None:
+        """Report how many rows are aligned, and warn where no setting bounds a link's distance."""
+        alignment, spec = self.linked.alignment, link_spec(self.plan.config)
+        if alignment is None:
+            return None
+        limit, unit = finite_or_none(spec.choice.max_distance), protection_of(spec).unit(spec)
+        rows = {"training_rows": len(self.data.training_rows)}
+        figures = {**alignment.figures(max_distance=limit, unit=unit), **rows}
+        self.files.log("aligned", **figures)
+        counts = {name: figures[name] for name in ("aligned", "rows", "by_secondary")}
+        self.options.observe(progress.RowsAligned(**counts))
+        if figures["warning"] is not None:
+            self.options.observe(progress.Warned(text=figures["warning"]))
+        return figures
 
     def prepare(self) -> None:
         """Do what stages do between linking and training.
@@ -289,11 +306,38 @@ class PrimaryRun:
         self._test()
 
     def train_own_network(self) -> Primary | None:
-        """Return the network without partners; None where all that there is corrects the base."""
+        """Train the family's top model without partners, as the run trains it with them.
+
+        A family's network averaged with the base may gain because two models that err differently
+        are better together, whatever partners know. So the joint model has to be better than the
+        average of the base with this network: it has the run's settings, seed, rows and links, and
+        differs from the joint model's top model by what partners' columns say alone. How near links
+        are follows from keys that both know. Pretrained weights, which partners had a part in, are
+        not taken.
+
+        Returns:
+            The primary at its best epoch; None where all that there is corrects the base.
+
+        Reveals:
+            Nothing: no party is asked.
+        """
         if self.is_placebo or share_of_base(self.primary.top) == 1:
             return None
-        data, estimator = self.primary.data, self.options.top
-        return train_own_network(self.plan, self.table, data, estimator=estimator)
+        plan, data, shape = self.plan, self.primary.data, self.plan.cut.shape
+        # Zeros, as if no linked record said anything.
+        nothing = ReleasedRows(
+            torch.zeros((1, *shape)).expand(len(data.targets), *shape),
+            ranks=tuple(plan.ranks[party.name] for party in plan.config.secondaries),
+            rounds=RoundCounter(),
+            device=data.features.device,
+        )
+        top = self.options.top
+        own = build_primary(plan, self.table, data, nothing, observe=unheard, estimator=top)
+        if data.base is not None:
+            own.take_base(data.base)
+        own.train(after_epoch=lambda _mark: None)
+        own.restore_best()
+        return own
 
     def _test(self) -> None:
         """Measure the model that answers on the test rows, if the budget has room."""
@@ -318,15 +362,34 @@ class PrimaryRun:
     def _test_outputs(self) -> Tensor | None:
         """Return the test rows' outputs of the model that answers; None: no budget is left."""
         primary, choice, rows = self.primary, self.choice, self.data.split.test
-        if (choice is None or choice.asks(primary)) and self.plan.regime.learns:
-            # A simulation cannot be lost.
-            files = None if self.countersigning is None else self.checkpoints.files
-            if not covers_test_rows(primary, self.plan, self.ledger, files):
-                self.options.observe(progress.Warned(text=metrics_file.UNTESTED))
-                return None
+        asks = self.plan.regime.learns and (choice is None or choice.asks(primary))
+        if asks and not covers_test_rounds(self.ledger, self._missing_test_rounds()):
+            self.options.observe(progress.Warned(text=run_folder.UNTESTED))
+            return None
         joint = primary.predict(rows, "test") if choice is None else choice.joint_outputs(primary)
         self.joint_outputs = joint
         return joint if choice is None else choice.select_outputs(joint, rows)
+
+    def _missing_test_rounds(self) -> list[int]:
+        """Return the rows of each test round that the primary, at its best epoch, has not seen.
+
+        Where a run can be lost, its exchange keeps test rounds from now on.
+        """
+        primary, plan = self.primary, self.plan
+        parts = consecutive_batches(
+            primary.data.split.test, batch_size=plan.config.training.batch_size
+        )
+        # A simulation cannot be lost.
+        if self.countersigning is None or not isinstance(primary.exchange, RoundExchange):
+            return [len(part) for part in parts]
+        primary.exchange.test_rounds = kept = CachedTestRounds(
+            self.checkpoints.files,
+            parts,
+            top=primary.top,
+            ranks=primary.exchange.ranks,
+            shape=plan.cut.shape,
+        )
+        return kept.missing()
 
     def _measure(self, outputs: Tensor, threshold: float) -> None:
         """Measure outputs for the test rows, and write what they predict."""
@@ -381,3 +444,151 @@ def hold_primary(recorder: Recorder, table: PartyTable, data: PrimaryData) -> No
         test=data.split.test,
     )
     recorder.hold_keys(table)
+
+
+def covers_epoch(plan: RunPlan, split: RowSplit, ledger: Ledger) -> bool:
+    """Return whether one more epoch and the final test fit into the budget.
+
+    A run that was resumed has less left than a fresh one: it stops early rather than fail. Where
+    room is kept for a loss (:attr:`FederationConfig.reserves_budget`), it is left as it is.
+    """
+    batch, spare = plan.config.training.batch_size, int(plan.config.reserves_budget)
+    parts = (len(split.train), len(split.validation), *[len(split.test)] * (1 + spare))
+    return _covers(
+        ledger,
+        rounds=sum(math.ceil(rows / batch) for rows in parts),
+        rows=sum(parts),
+        passes=1 + spare,
+    )
+
+
+def covers_test_rounds(ledger: Ledger, rounds: Sequence[int]) -> bool:
+    """Return whether the budget covers test rounds of so many rows each."""
+    # Each row is of one part of the table: a session's test rows are part of a pass it has made.
+    passes = 0 if ledger.sessions[-1].passes else 1
+    return _covers(ledger, rounds=len(rounds), rows=sum(rounds), passes=passes)
+
+
+def _covers(ledger: Ledger, *, rounds: int, rows: int, passes: int) -> bool:
+    try:
+        ledger.require_room(rounds=rounds, row_releases=rows, passes=passes)
+    except BudgetExceededError:
+        return False
+    return True
+
+
+def measure_run(
+    run: PrimaryRun,
+    folder: Path,
+    *,
+    mode: str,
+    traffic: Mapping[str, Mapping[str, int]],
+    with_alone: bool = True,
+    positions: Mapping[str, PositionsTaken] = MappingProxyType({}),
+) -> run_folder.RunFigures:
+    """Measure the primary alone if asked for; return the run's figures.
+
+    The run folder gets ``history.csv`` and, where the top model can tell, ``explanation.json``;
+    the figures are written when all of them are known.
+
+    Args:
+        run: Trained and tested.
+        folder: The run's.
+        mode: ``simulated`` or ``federated``.
+        traffic: Bytes that each party sent and received.
+        with_alone: Whether to measure.
+        positions: Secondaries' positional encodings around the first average, by name, where a
+            simulation shows them.
+
+    Reveals:
+        Nothing: the primary works alone here.
+    """
+    tested = run.tested
+    placebos = {} if tested is None else _placebos(run, with_alone=with_alone)
+    outputs, alone = run.joint_outputs, None
+    if with_alone and tested is not None and outputs is not None:
+        alone = _measure_alone(run, outputs, placebos)
+    primary, config, head = run.primary, run.plan.config, run.data.head
+    choice = run.choice
+    validation = primary.best_validation if choice is None else choice.validation
+    run_folder.write_history(folder, primary.history)
+    run_folder.write_explanation(folder, primary.explanation(positions), for_others=True)
+    return run_folder.RunFigures(
+        federation=config.federation.name,
+        task=config.federation.task,
+        family=config.family.name,
+        metric=head.metric_name,
+        higher_is_better=head.higher_is_better,
+        train=primary.best_line["train"],
+        validation=head.headline(validation),
+        test=None if tested is None else head.headline(tested.metrics),
+        alone_test=None if alone is None else head.headline(alone.metrics),
+        alone=None if alone is None else alone.as_json(),
+        gain=None if alone is None else alone.gain.as_json(),
+        placebos={name: _test_metrics(run, outputs) for name, outputs in placebos.items()},
+        validation_metrics=validation,
+        test_metrics={} if tested is None else tested.metrics,
+        evaluation={} if tested is None else tested.as_json(),
+        untested=run_folder.UNTESTED if tested is None else None,
+        base=None if choice is None else choice.as_json(config),
+        joint_test_metrics=None if choice is None else choice.joint_test,
+        epochs=primary.epoch,
+        best_epoch=primary.best_epoch,
+        seconds=round(time.monotonic() - run.started, 3),
+        ended=now(),
+        rows={
+            "train": len(run.data.split.train),
+            "validation": len(run.data.split.validation),
+            "test": len(run.data.split.test),
+        },
+        parties=len(config.parties),
+        bytes={name: dict(row) for name, row in traffic.items()},
+        mode=mode,
+        privacy=run_folder.privacy_figures(run.plan, run.ledger),
+        stages=run.stage_figures(),
+        alignment=run.alignment,
+        links=run.links,
+        announced_keys=run.linked.announced,
+        linked_rows=run.linked_rows,
+        absences=None if run.presence is None else run.presence.absences() or None,
+        run=run.plan.facts.run,
+        ledger=str(run.files.run_ledger.relative_to(folder)),
+        version=__version__,
+    )
+
+
+def _test_metrics(run: PrimaryRun, outputs: Tensor) -> Metrics:
+    """Return every metric of outputs for the test rows."""
+    rows = torch.from_numpy(run.data.split.test).to(outputs.device)
+    targets = run.data.targets[rows]
+    return run.data.head.metrics(outputs, targets, threshold=run.primary.threshold)
+
+
+def _placebos(run: PrimaryRun, *, with_alone: bool) -> dict[Placebo, Tensor]:
+    """Return the outputs of every placebo for the test rows."""
+    placebos: dict[Placebo, Tensor] = {}
+    own = None if run.choice is None else run.choice.own
+    if run.choice is None and with_alone:
+        own = run.train_own_network()
+    if own is not None:
+        placebos["own"] = own.predict(run.data.split.test, "test")
+    if run.placebo is not None:
+        placebos["permuted"] = run.placebo
+    return placebos
+
+
+def _measure_alone(
+    run: PrimaryRun, outputs: Tensor, placebos: Mapping[Placebo, Tensor]
+) -> AloneMeasured:
+    run.options.observe(Stage(text="fitting the primary alone"))
+    rows, choice = run.data.split.test, run.choice
+    return measure_alone(
+        train_alone(run.plan.config, run.table, run.data) if choice is None else choice.alone,
+        own_inputs(run.table).take(rows),
+        run.data.targets[torch.from_numpy(rows).to(outputs.device)],
+        outputs,
+        threshold=run.primary.threshold,
+        seed=run.plan.config.federation.seed,
+        used="joint" if choice is None else choice.decision.used,
+        placebos=placebos,
+    )

@@ -1,4 +1,4 @@
-"""A frozen run's releases as a table of the primary's own, at no cost.
+"""A saved run, and a frozen run's releases as a table of the primary's own, at no cost.
 
 What a program computes from released rows reveals no more of the secondaries' records than these
 rows do: no party is asked, nothing is sent and no ledger is charged.
@@ -6,6 +6,7 @@ rows do: no party is asked, nothing is sent and no ledger is charged.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,16 +15,53 @@ import pandas as pd
 from jaxtyping import Float32
 
 from securevfl.config.federation import FederationConfig
+from securevfl.config.sections import PartySettings
 from securevfl.core.errors import ConfigError, DataError, PrivacyError
-from securevfl.data.rows import RowSplit, consecutive_batches
-from securevfl.data.tables import PartyTable
+from securevfl.data.tables import PartyTable, RowSplit, consecutive_batches
 from securevfl.federation.checkpoint import DamagedError, StateFolder
 from securevfl.federation.rounds.kept_rounds import CachedRows
 from securevfl.federation.run_plan import run_facts
+from securevfl.federation.saved_model import FOLDER, SavedModel, load_model
 from securevfl.ledger.book import LedgerBook, recompute_figures, until_end
 from securevfl.ledger.chain import Chain, read_chain
-from securevfl.runtime.saved_run import SavedRun
+from securevfl.runtime.run_folder import TemporaryFolder
+from securevfl.runtime.run_tables import read_party
 from securevfl.version import __version__
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SavedRun:
+    """Where the models of a run lie, and where its parties' tables are."""
+
+    config: FederationConfig
+    """The federation file."""
+    place: Path | TemporaryFolder
+    """The run folder."""
+    data_root: Path = field(default_factory=Path)
+    """Where relative data paths start."""
+    tables: Mapping[str, PartyTable] | None = field(default=None, repr=False)
+    """The parties' tables by name, where they are in memory; None: they are read."""
+    device: str = "cpu"
+    """``"cpu"`` or ``"cuda"``, where parties compute."""
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return self.place.path if isinstance(self.place, TemporaryFolder) else self.place
+
+    def model(self, party: str) -> SavedModel:
+        """Read a party's model.
+
+        Raises:
+            ConfigError: As :func:`securevfl.federation.saved_model.load_model`.
+        """
+        return load_model(self.folder / "parties" / party / FOLDER, self.config, party=party)
+
+    def table(self, party: PartySettings) -> PartyTable:
+        """Return a party's table as in training, from memory or read again."""
+        table = (self.tables or {}).get(party.name)
+        return read_party(self.config, party, self.data_root) if table is None else table
+
 
 METADATA: Final = "securevfl"
 """Under this name a table's metadata lies in ``DataFrame.attrs`` and in a Parquet file's schema."""

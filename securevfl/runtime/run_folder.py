@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import io
+import math
 import os
 import shutil
 import tempfile
@@ -10,18 +11,407 @@ import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
+from securevfl.config.disclosure import channels
 from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import read_federation
 from securevfl.config.sections import PartySettings
-from securevfl.core import files
+from securevfl.core import files, progress
 from securevfl.core.errors import ConfigError
-from securevfl.core.formatting import toml_text
+from securevfl.core.formatting import finite_or_none, format_figure, toml_text
+from securevfl.core.stages import stages
+from securevfl.dp.statement import of_labels
 from securevfl.federation.rounds.primary import BY_ITSELF, VALIDATION
+from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.session.party_files import PartyFiles
-from securevfl.runtime.metrics_file import RunFigures
+from securevfl.ledger.book import label_figures, labels_spent
+from securevfl.ledger.ledger import Ledger
+from securevfl.models.tasks import Metrics
+
+UNTESTED: Final = (
+    "after what was lost the budget does not cover the test rows; the model is kept, and was not "
+    "measured on them"
+)
+"""Why a run has no figures of test rows."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrivacyFigures:
+    """What was promised, what was spent, and what no promise covers."""
+
+    mechanism: str
+    epsilon: float | None
+    """Spent by this run, in all its sessions; None: no bound."""
+    epsilon_planned: float | None
+    """Epsilon of everything that was planned; None: no bound."""
+    epsilon_as_published: float | None
+    """Epsilon that the papers' formula would claim; None: no bound."""
+    delta: float
+    unit: str
+    encoder: str
+    links_per_record: int | None
+    sampling_rate: float
+    colluding: int
+    accounting: str
+    noise_multiplier: float | None
+    """Noise on a sum over the sum's sensitivity; None where symbols are released."""
+    noise_share_std: float
+    """Deviation of a secondary's noise; of symbols, the odds of another cell."""
+    cells: int | None
+    """Number of cells of a released symbol; None where vectors are released behind noise."""
+    fitting_noise_multiplier: float | None
+    sensitivity: float | None
+    clip_norm: float
+    releases: int
+    row_releases: int
+    secondaries: int
+    least_secondaries: int | None = None
+    """Fewest secondaries that may take part, where the run continues without a lost one; the
+    noise and every epsilon are reckoned for the worst number from these to all."""
+    gradient_noise_multiplier: float | None = None
+    """Like the next three, of dp-trained encoders alone."""
+    gradient_noise_std: float | None = None
+    gradient_clip_norm: float | None = None
+    updates: int | None = None
+    total_epsilon: float | None
+    """Spent by all runs on the primary's table, for the same unit and at the same delta; a
+    simulation has a ledger of its own. None: no bound."""
+    table_runs: int
+    """So many runs are in it."""
+    statement: str
+    """Guarantee that people sign, in words; the next four fields are its parts."""
+    against: str | None
+    """Who can do no better than the bound; None: no bound."""
+    hides: str | None
+    """Fact that the attackers of ``against`` try to find out; None: no bound."""
+    odds_factor: float | None
+    """e^epsilon of the statement; None: no bound, or more than a float holds."""
+    warning: str | None
+    """Why no decision should rest on the bound; None where one may."""
+    as_published_note: str
+    channels: Sequence[Mapping[str, str]]
+    """Every way in which a party learns something, and what covers it."""
+    labels: Mapping[str, Any] | None = None
+    """Where secondaries receive the primary's labels: what :func:`labels_figures` returns."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the figures by name, without those of what the run does not have."""
+        return _known_fields(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunFigures:
+    """What a run came to."""
+
+    federation: str
+    task: str
+    family: str
+    metric: str
+    """Name of the metric that training goes by: what ``train``, ``validation``, ``test`` and
+    ``alone_test`` are figures of."""
+    higher_is_better: bool
+    train: float
+    validation: float
+    test: float | None
+    """None where the run is ``untested``, like the next three."""
+    alone_test: float | None
+    """Test figure of the local baseline, the primary's best model without partners; None where it
+    was not asked for, like the next two."""
+    alone: Mapping[str, Any] | None
+    """The primary alone: which model was ``chosen`` on validation rows; the ``candidates``, each
+    with ``validation``, ``test`` and the ``interval`` of ``test``; and all test ``metrics`` of the
+    chosen one."""
+    gain: Mapping[str, Any] | None
+    """The joint model's test figure minus alone's, in the direction in which positive is better:
+    ``value``, ``interval`` (paired over test rows), ``metric``, ``outcome`` (``"better"``,
+    ``"unclear"`` or ``"worse"``), ``used`` (whose predictions the run's are, ``"joint"`` or
+    ``"alone"``), ``partners`` and ``partners_interval`` (what of it is the partners': the joint
+    model's figure minus that of the best ``placebo``) and the ``verdict`` in words."""
+    placebos: Mapping[str, Metrics]
+    """All test metrics of the same training without what partners know: ``own``, the primary's own
+    network without partners; ``permuted``, partners' rows permuted, of simulations alone."""
+    validation_metrics: Metrics
+    """Every metric of the task, at the best epoch; like the next. A metric is None where the
+    rows' labels do not define it."""
+    test_metrics: Metrics
+    """Empty where the run is ``untested``, like the next."""
+    evaluation: Mapping[str, Any]
+    """More of the test rows: intervals, threshold, confusion, calibration; see
+    :class:`securevfl.models.tasks.Evaluation`."""
+    epochs: int
+    best_epoch: int
+    seconds: float
+    parties: int
+    bytes: Mapping[str, Mapping[str, int]]
+    """``sent`` and ``received`` by party; empty for a simulation."""
+    mode: str
+    privacy: PrivacyFigures
+    stages: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Figures of each stage that has some; ``metrics.json`` has them under the stage's name."""
+    alignment: Mapping[str, Any] | None = None
+    """How many rows are linked, at each secondary and at all; None where they are not counted."""
+    links: Mapping[str, Mapping[str, Any]] | None = None
+    """In a simulation, by secondary: how many rows and records are linked, and how near, with the
+    fields of :class:`securevfl.core.progress.LinksCounted`. Between processes each secondary alone
+    knows its own; its log has them."""
+    linked_rows: Mapping[str, Mapping[str, Any]] | None = None
+    """By secondary: how many rows are linked there, as it has said, with the fields of
+    :class:`securevfl.core.progress.LinkedRowsCounted`; None where nothing was said."""
+    announced_keys: Mapping[str, int] | None = None
+    """How many keys each secondary announced in private set intersection, between processes."""
+    absences: Sequence[Mapping[str, Any]] | None = None
+    """Secondaries that were absent: ``party``, ``from_epoch``, and ``to_epoch``, None if it did not
+    come back before the end. After the last epoch come the test rows."""
+    run: str
+    """The run's id, by which ledgers know it."""
+    ledger: str
+    """The primary's ledger as it was at the end, relative to the run folder."""
+    version: str
+    base: Mapping[str, Any] | None = None
+    """Where there is a base: its ``estimator``, which model of the primary ``alone`` is the best,
+    whether ``joint`` or ``alone`` is ``used``, ``lambda``, and by which ``gain`` in loss and
+    ``error`` of so many ``rows`` that was decided. What is said of test and validation rows is that
+    of the model used."""
+    untested: str | None = None
+    """Why test rows were not asked for, where that is so."""
+    joint_test_metrics: Metrics | None = None
+    """Test metrics of the joint model, whichever is used; where there is a base."""
+    ended: str | None = None
+    """When, in UTC."""
+    rows: Mapping[str, int] | None = None
+    """Row counts of the primary's table: ``train``, ``validation`` and ``test``."""
+    peak_memory_bytes: Mapping[str, int] | None = None
+    """By party, as the launcher has seen; None for parties that were not launched."""
+    no_privacy_test: float | None = None
+    """Like the next three, of the demo alone: the same federation without noise."""
+    combine_test: float | None = None
+    no_privacy_test_metrics: Metrics | None = None
+    combine_test_metrics: Metrics | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what ``metrics.json`` holds."""
+        figures = _known_fields(self)
+        figures["privacy"] = self.privacy.as_json()
+        of_stages = figures.pop("stages")
+        return {**figures, **of_stages}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> "RunFigures":
+        """Return the figures that another process has sent.
+
+        Raises:
+            TypeError: If they are not those of a run.
+        """
+        of_stages = {name: content[name] for name in stages() if name in content}
+        others = {name: value for name, value in content.items() if name not in of_stages}
+        privacy = PrivacyFigures(**content["privacy"])
+        return cls(**{**others, "privacy": privacy, "stages": of_stages})
+
+
+def models_measured(figures: Mapping[str, Any]) -> dict[str, Metrics]:
+    """Return the metrics of every model that a run has measured, by words for people.
+
+    Args:
+        figures: What ``metrics.json`` holds.
+    """
+    family = figures["family"]
+    alone = figures["alone"]
+    measured = {
+        f"{family} (joint)": figures["test_metrics"],
+        f"{family}, validation rows": figures["validation_metrics"],
+        alone_in_words(figures): alone and alone["metrics"],
+        f"{family} without noise (simulated)": figures.get("no_privacy_test_metrics"),
+        "combine (all features in one place)": figures.get("combine_test_metrics"),
+    }
+    return {text: metrics for text, metrics in measured.items() if metrics}
+
+
+def alone_in_words(figures: Mapping[str, Any]) -> str:
+    """Return the name of the local baseline with its model; empty without one."""
+    return "" if figures["alone"] is None else f"local baseline ({figures['alone']['chosen']})"
+
+
+def candidates_in_words(figures: Mapping[str, Any]) -> str:
+    """Return the figures of every candidate of the local baseline, in a line."""
+    alone = figures["alone"]
+    each = [
+        f"{name} {format_figure(candidate['test'])} ({format_figure(candidate['validation'])})"
+        for name, candidate in alone["candidates"].items()
+    ]
+    return f"local baseline, {figures['metric']} of test (validation) rows: {', '.join(each)}"
+
+
+def placebos_in_words(figures: Mapping[str, Any]) -> str:
+    """Return what the same training gains without what partners know; empty without a placebo."""
+    words = {"own": "without partners", "permuted": "with partners' rows permuted"}
+    each = [
+        f"{format_figure(placebo[figures['metric']])} {words[name]}"
+        for name, placebo in figures["placebos"].items()
+    ]
+    return f"placebo, {figures['metric']} of test rows: {', '.join(each)}" if each else ""
+
+
+def top_in_words(figures: Mapping[str, Any]) -> str:
+    """Return what boosted trees add to the top model; empty where they were not tried."""
+    top = (figures.get("base") or {}).get("top")
+    if top is None:
+        return ""
+    gain = f"out of fold they lower loss by {top['gain']:.3g} ± {top['error']:.2g}"
+    return f"top model: weight of boosted trees {top['trees']:g}; {gain}"
+
+
+def links_of_run(figures: Mapping[str, Any]) -> list[str]:
+    """Return how many rows are linked, as each secondary has said; in simulations also exactly."""
+    counts = [
+        progress.LinkedRowsCounted(**content) for content in figures.get("linked_rows", {}).values()
+    ]
+    exact = [progress.LinksCounted(**content) for content in figures.get("links", {}).values()]
+    return [*map(progress.linked_rows_in_words, counts), *map(progress.links_in_words, exact)]
+
+
+def interval_heading(evaluation: Mapping[str, Any]) -> str:
+    """Return what stands above the intervals of a run's test metrics.
+
+    Args:
+        evaluation: What ``metrics.json`` holds under that name.
+    """
+    return f"{evaluation['bootstrap']['level']:.0%} interval"
+
+
+def interval_in_words(interval: Sequence[float] | None) -> str:
+    """Return an interval in words; empty for None."""
+    return (
+        ""
+        if interval is None
+        else " to ".join(format_figure(end, beside=interval) for end in interval)
+    )
+
+
+def threshold_in_words(evaluation: Mapping[str, Any]) -> str:
+    """Return where a row counts as one of the positive class, by name, and why there.
+
+    Args:
+        evaluation: Of a binary task.
+    """
+    threshold, positive = evaluation["threshold"], evaluation["confusion"]["classes"][1]
+    why = {
+        "half": "the default of training.threshold",
+        "fixed": "training.threshold",
+        "f1": "the best F1 on validation rows",
+        "youden": "the best Youden index on validation rows",
+    }
+    cut = f"{threshold['value']:.4g}: {why[threshold['rule']]}"
+    return f"positive class: {positive!r}, above its probability {cut}"
+
+
+def privacy_figures(plan: RunPlan, ledger: Ledger) -> PrivacyFigures:
+    """Return what a run promised and spent.
+
+    Args:
+        plan: What was planned; the promise was made for all of it.
+        ledger: What was spent: by this run, and by others on the same table.
+    """
+    config, releases, tau = plan.config, plan.releases, plan.noise_share_std
+    privacy = config.privacy
+    trained_behind_noise = config.regime.noises_updates
+    # Rounds that a resumed run repeats are paid for again. It is infinite without noise alone, of
+    # which nothing is promised.
+    spent = finite_or_none(ledger.epsilon_spent)
+    total = ledger.total if ledger.runs > 1 else None
+    statement = releases.statement(tau, spent=spent or 0.0, total_epsilon=total)
+    return PrivacyFigures(
+        mechanism=privacy.mechanism,
+        epsilon=spent,
+        total_epsilon=finite_or_none(ledger.total),
+        table_runs=ledger.runs,
+        epsilon_planned=finite_or_none(releases.epsilon(tau)),
+        epsilon_as_published=finite_or_none(releases.epsilon_as_published(tau)),
+        delta=privacy.delta,
+        unit=privacy.unit,
+        encoder=privacy.encoder,
+        links_per_record=privacy.links_per_record,
+        sampling_rate=privacy.sampling_rate,
+        colluding=privacy.colluding,
+        accounting=privacy.accounting,
+        noise_multiplier=None
+        if releases.symbols
+        else tau * math.sqrt(releases.parties - privacy.colluding) / releases.sensitivity(),
+        noise_share_std=tau,
+        cells=releases.symbols.cells if releases.symbols else None,
+        fitting_noise_multiplier=releases.fitting_multiplier(),
+        sensitivity=None if releases.symbols else releases.sensitivity(),
+        clip_norm=privacy.clip_norm,
+        releases=ledger.rounds,
+        row_releases=ledger.row_releases,
+        secondaries=releases.parties,
+        least_secondaries=config.least_in_training if config.continues_on_loss else None,
+        gradient_noise_multiplier=privacy.update_noise_ratio * releases.release_multiplier(tau)
+        if trained_behind_noise
+        else None,
+        gradient_noise_std=releases.gradient_noise_std(tau) if trained_behind_noise else None,
+        gradient_clip_norm=privacy.update_clip_norm if trained_behind_noise else None,
+        updates=ledger.updates if trained_behind_noise else None,
+        statement=statement.text,
+        against=statement.against,
+        hides=statement.hides,
+        odds_factor=statement.odds_factor,
+        warning=statement.warning,
+        as_published_note=_AS_PUBLISHED_NOTE,
+        channels=channels(config),
+        labels=labels_figures(ledger),
+    )
+
+
+def labels_figures(ledger: Ledger) -> dict[str, Any] | None:
+    """Return what a run promised of the primary's labels; None where it released none.
+
+    Args:
+        ledger: The primary's, with what this run and others on the same table released.
+
+    Returns:
+        ``mechanism``; ``epsilon`` against one secondary and ``together`` against all of them, at
+        ``delta`` (0 where labels were randomised; None: no bound); ``total_epsilon`` and
+        ``total_together`` of all ``runs`` on the table; and the ``statement`` with its
+        ``odds_factor`` and ``warning``.
+    """
+    last = next(
+        (session.labels[-1] for session in reversed(ledger.budget_sessions) if session.labels), None
+    )
+    run, table = labels_spent(ledger.budget_sessions), labels_spent(ledger.sessions)
+    if last is None or run is None or table is None:
+        return None
+    statement = of_labels(
+        last.mechanism, run, parties=last.parties, table=table if table.runs > 1 else None
+    )
+    return {
+        "mechanism": last.mechanism,
+        **label_figures(ledger.budget_sessions, ledger.sessions),
+        "statement": statement.text,
+        "odds_factor": statement.odds_factor,
+        "warning": statement.warning,
+    }
+
+
+def _known_fields(figures: PrivacyFigures | RunFigures) -> dict[str, Any]:
+    """Return fields by name; those that not every run has only where they are known."""
+    values = asdict(figures)
+    optional = {field.name for field in fields(figures) if field.default is None}
+    return {
+        name: value for name, value in values.items() if name not in optional or value is not None
+    }
+
+
+_AS_PUBLISHED_NOTE = (
+    "The papers count one step of sampled DP-SGD a round, with the noise of the average over the "
+    "clip norm as its multiplier. That misses that a row moves by up to twice the clip norm, that "
+    "one record is linked to several rows and that trained encoders remember records; on the other "
+    "side, that frozen encoders release each row once and that pooled records move a row by less. "
+    "So its figure may lie on either side of the sound one."
+)
+
 
 _COUNTS = ("epoch", "bytes")
 HISTORY_FIELDS = ("epoch", "loss", "train", "validation", "seconds", "epsilon", "bytes")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from securevfl.data.tables import PartyTable
     from securevfl.federation.base import Base
-    from securevfl.runtime.prediction_request import NamedRows
+    from securevfl.runtime.prediction_session import NamedRows
 
 FederationSource = str | Path | FederationConfig
 """A federation: the path of its file, or what :func:`securevfl.read_federation` returned."""

@@ -21,8 +21,7 @@ from securevfl.data.scaling import Bounds, ColumnSettings
 from securevfl.data.tables import PartyTable
 from securevfl.dp.privacy import Privacy
 from securevfl.linkage.stage.linkage_parts import PROTECTIONS
-from securevfl.models.family import FamilySettings
-from securevfl.models.pretraining import PretrainingSettings
+from securevfl.models.family import FamilySettings, PretrainingSettings
 from securevfl.models.registry import family_of
 from securevfl.runtime import run_options
 
@@ -34,7 +33,7 @@ class RunSettings(TypedDict, total=False):
     """Privacy guarantee; ``Privacy(mechanism="none")`` gives none."""
     encoder: EncoderSettings | Literal["auto"] | None
     """How frozen encoders are made; default: as the family does. ``"auto"`` takes, with tables, a
-    promise and what else is given, the settings of :mod:`securevfl.config.encoder`; then ``model``
+    promise and what else is given, the settings of :mod:`securevfl.config.presets`; then ``model``
     may be left out."""
     training: sections.TrainingSettings | None
     """Epochs, batch size and so on."""

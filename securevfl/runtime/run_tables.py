@@ -12,7 +12,7 @@ from securevfl.config.federation import FederationConfig, key_spec
 from securevfl.config.sections import PartySettings
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.progress import Observer, Warned, unheard
-from securevfl.data import party_tables, split_columns
+from securevfl.data import keys_and_labels, party_tables
 from securevfl.data.scaling import ColumnSettings
 from securevfl.data.schema import TableSchema
 from securevfl.data.sources.read import ignore_note, read_frame
@@ -20,7 +20,7 @@ from securevfl.data.sources.settings import Wanted
 from securevfl.data.tables import PartyTable
 from securevfl.federation.saved_model import SavedModel
 from securevfl.linkage.stage.party_keys import keys_of_frame
-from securevfl.runtime.prediction_request import NamedRows
+from securevfl.runtime.prediction_session import NamedRows
 
 
 def read_party(
@@ -67,7 +67,7 @@ def read_party(
         table = party_tables.fit_party_table(frame, roles, settings, name=party.name, where=where)
         column = _split_column(config, party)
         if column is not None:
-            split_by = split_columns.split_places(
+            split_by = keys_and_labels.split_places(
                 frame, column, kind=_split_kind(config), where=where
             )
             table = replace(table, split_by=split_by)

@@ -14,6 +14,7 @@ from securevfl.core.files import write_json
 from securevfl.core.progress import PartyDone, Warned, event_fields
 from securevfl.data.tables import PartyTable
 from securevfl.federation import messages
+from securevfl.federation.build import begin_secondary, save_secondary
 from securevfl.federation.link_counts import link_count
 from securevfl.federation.over_star import serve, sum_from_secondary
 from securevfl.federation.rounds.recording import recording
@@ -36,8 +37,8 @@ from securevfl.linkage.stage.link_cache import LinkCache
 from securevfl.linkage.stage.linkage_parts import reveals_of
 from securevfl.linkage.stage.linking import LinkageInput, link_as_secondary
 from securevfl.linkage.stage.party_keys import keys_of
+from securevfl.mpc.codec import SumTo
 from securevfl.mpc.masks import PairwiseMasks
-from securevfl.mpc.sum_to import SumTo
 from securevfl.runtime.party import (
     PartySession,
     countersigner,
@@ -45,10 +46,9 @@ from securevfl.runtime.party import (
     require_same_parties,
     serve_sessions,
 )
-from securevfl.runtime.prediction_request import KeptSecondary, prediction_spec
-from securevfl.runtime.run_folder import OWN_FACTS
+from securevfl.runtime.prediction_session import KeptSecondary, prediction_spec
+from securevfl.runtime.run_folder import OWN_FACTS, write_explanation
 from securevfl.runtime.run_options import RejoinDue
-from securevfl.runtime.secondary_run import begin_secondary, keep_secondary
 from securevfl.transport.message import Done, StarKind
 from securevfl.version import __version__
 
@@ -174,7 +174,8 @@ def run_secondary(party: PartySession) -> RejoinDue | None:
                 came_back=epoch if away else 0,
             ):
                 return RejoinDue(parties=())
-            keep_secondary(plan, table, linked, secondary, files)
+            save_secondary(plan, table, linked, secondary, files.ledger, folder=files.folder)
+            write_explanation(files.folder, secondary.explanation())
         finally:
             secondary.close()
     if secondary.not_finite:

@@ -21,7 +21,7 @@ from securevfl.core.formatting import Summarised, curve_html, epsilon_in_words
 from securevfl.core.progress import Stage, Warned, event_fields
 from securevfl.data.tables import PartyTable
 from securevfl.federation.base import Base, require_estimator
-from securevfl.federation.build import primary_data
+from securevfl.federation.build import begin_secondary, primary_data, save_secondary
 from securevfl.federation.checkpoint import last_common
 from securevfl.federation.link_counts import book_link_counts, link_count, require_link_counts
 from securevfl.federation.rounds.exchanges import SimulatedExchange
@@ -37,12 +37,10 @@ from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.models.fet.positions import PositionsTaken
 from securevfl.runtime import run_folder
-from securevfl.runtime.final_figures import measure_run
 from securevfl.runtime.predictions import Predictions
-from securevfl.runtime.primary_run import PrimaryRun
+from securevfl.runtime.primary_run import PrimaryRun, measure_run
 from securevfl.runtime.run_options import RunOptions, require_precision
 from securevfl.runtime.run_tables import table_warnings
-from securevfl.runtime.secondary_run import begin_secondary, keep_secondary
 from securevfl.runtime.trained_run import RequestSettings, TrainedRun
 
 
@@ -387,8 +385,9 @@ class _Simulation:
         """Keep what secondaries keep of a run that is through."""
         links = self._links
         for name, secondary in self._secondaries.items():
-            table, linked = self._tables[name], links.secondaries[name]
-            keep_secondary(plan, table, linked, secondary, self._files[name])
+            table, linked, own = self._tables[name], links.secondaries[name], self._files[name]
+            save_secondary(plan, table, linked, secondary, own.ledger, folder=own.folder)
+            run_folder.write_explanation(own.folder, secondary.explanation())
             if name in self._recorders:
                 batch = plan.config.training.batch_size
                 self._recorders[name].hold_secondary(secondary, batch=batch)

@@ -18,15 +18,14 @@ from securevfl.data.frames import as_pandas, library_of
 from securevfl.data.tables import PartyTable
 from securevfl.federation.saved_model import SavedModel
 from securevfl.federation.session.membership import absent_names, active_without
-from securevfl.runtime import prediction_request, prediction_session, run_options
+from securevfl.runtime import prediction_session, run_options
 from securevfl.runtime.coalitions import NEVER_FEWER, worth_without
 from securevfl.runtime.launching import predict_in_processes
-from securevfl.runtime.prediction_request import KeptSecondary
+from securevfl.runtime.prediction_session import KeptSecondary
 from securevfl.runtime.predictions import FILE, Predictions, predictions_of, read_predictions
-from securevfl.runtime.released_table import released_table
+from securevfl.runtime.released_table import SavedRun, released_table
 from securevfl.runtime.run_folder import read_figures, simulated_files
 from securevfl.runtime.run_tables import read_new_rows, read_party, rows_of_frame, rows_of_table
-from securevfl.runtime.saved_run import SavedRun
 
 Way = Literal["alone", "here", "processes", "elsewhere"]
 """Where predictions are answered: by the primary alone, with all parties in this process, in a
@@ -123,7 +122,7 @@ class TrainedRun(SavedRun):
         none_left = active is not None and not active
         if none_left or (measured is not None and measured["used"] == "alone"):
             # The primary alone does better than those that are left, or has to.
-            model = prediction_request.made_alone(
+            model = prediction_session.made_alone(
                 model, threshold=None if measured is None else measured["threshold"]
             )
         way = "alone" if none_left else self.way(model)
@@ -156,7 +155,7 @@ class TrainedRun(SavedRun):
 
     def way(self, model: SavedModel) -> Way:
         """Return where requests for predictions of the primary's model are answered."""
-        if prediction_request.answers_alone(model):
+        if prediction_session.answers_alone(model):
             return "alone"
         if self.identity is not None:
             return "elsewhere"
@@ -218,7 +217,7 @@ class TrainedRun(SavedRun):
 
     def _ask_primary(
         self,
-        named: prediction_request.NamedRows,
+        named: prediction_session.NamedRows,
         way: Way,
         absent: tuple[str, ...],
         out: Path | None,
@@ -243,7 +242,7 @@ class TrainedRun(SavedRun):
         # As the frame has them: a file holds texts alone.
         return predictions if named.names is None else replace(predictions, rows=named.names)
 
-    def name_rows(self, rows: Any, *, id_column: str | None = None) -> prediction_request.NamedRows:
+    def name_rows(self, rows: Any, *, id_column: str | None = None) -> prediction_session.NamedRows:
         """Return new rows as the model takes them.
 
         Args:
@@ -296,7 +295,7 @@ class TrainedRun(SavedRun):
         for party in config.secondaries:
             if party.name not in absent:
                 secondaries[party.name] = kept = self._secondary(party, observe)
-                prediction_request.require_one_model(primary, kept.model.run, party.name)
+                prediction_session.require_one_model(primary, kept.model.run, party.name)
         there = [config.primary, *(config.party(name) for name in secondaries)]
         with simulated_files(config, there, self.folder, resume=True) as own:
             for files in own.values():

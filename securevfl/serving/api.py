@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse
 from securevfl.core.errors import BudgetExceededError, DataError, ProtocolError
 from securevfl.federation.run_plan import PredictionBudget
 from securevfl.models.alone.choice import Used
-from securevfl.runtime.prediction_request import NotFiniteError
+from securevfl.runtime.prediction_session import NotFiniteError
 from securevfl.runtime.predictions import Predictions
 from securevfl.serving.asking import Asker
 from securevfl.serving.guard import CUT_OFF, PREDICT, Rate, error_response

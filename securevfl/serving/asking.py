@@ -19,8 +19,7 @@ import pandas as pd
 from securevfl.core.errors import BudgetExceededError, DataError, PartyFailedError, SecureVflError
 from securevfl.core.progress import unheard
 from securevfl.federation.run_plan import PredictionBudget
-from securevfl.runtime.prediction_request import NamedRows
-from securevfl.runtime.prediction_session import PredictionSession
+from securevfl.runtime.prediction_session import NamedRows, PredictionSession
 from securevfl.runtime.predictions import Predictions
 
 MOST_WAITING: Final = 256

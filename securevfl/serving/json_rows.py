@@ -23,10 +23,9 @@ from pydantic_core import from_json
 
 from securevfl.core import checks
 from securevfl.core.errors import DataError
-from securevfl.data.cells import dates_of
+from securevfl.data.cells import dates_of, with_sign
 from securevfl.data.columns import NumberColumn
 from securevfl.data.schema import TableSchema
-from securevfl.data.sources.text_numbers import with_sign
 
 Kind = Literal["number", "boolean", "words", "date", "text"]
 

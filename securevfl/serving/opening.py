@@ -15,8 +15,7 @@ from securevfl.federation.session.membership import active_without, idle_helpers
 from securevfl.launch.spawn import KeptProcesses, keeping
 from securevfl.runtime import launching
 from securevfl.runtime.party import PartySession, party_session
-from securevfl.runtime.prediction_request import NamedRows
-from securevfl.runtime.prediction_session import PredictionSession
+from securevfl.runtime.prediction_session import NamedRows, PredictionSession
 from securevfl.runtime.primary_party import PredictingPrimary, predicting
 from securevfl.runtime.run_options import PartyJob, RunOptions
 from securevfl.runtime.run_tables import rows_of_frame, schema_of

@@ -5,7 +5,7 @@ Names are loaded on first use, as those of the package.
 
 from typing import TYPE_CHECKING
 
-from securevfl.core.lazy_names import on_first_use
+from securevfl.core.stages import on_first_use
 
 if TYPE_CHECKING:
     from securevfl.testing.lies import Lie

@@ -14,8 +14,7 @@ from securevfl.data.tables import PartyTable
 from securevfl.launch.spawn import run_party_processes
 from securevfl.runtime import launching, run_tables
 from securevfl.runtime.entry import result_of
-from securevfl.runtime.metrics_file import RunFigures
-from securevfl.runtime.run_folder import TemporaryFolder, write_figures
+from securevfl.runtime.run_folder import RunFigures, TemporaryFolder, write_figures
 from securevfl.runtime.run_options import (
     FederationSource,
     RunOptions,

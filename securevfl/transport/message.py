@@ -153,6 +153,10 @@ class Message:
             raise errors.ProtocolError(f"{place}: {name} holds a value that is NaN or infinite")
         return tensor
 
+    def raw(self, name: str, length: int) -> bytes:
+        """Return the array ``name`` of so many bytes; see :meth:`tensor`."""
+        return self.tensor(name, dtype=np.uint8, shape=(length,)).tobytes()
+
     def figure(self, name: str, kind: type[Any]) -> Any:
         """Return the figure ``name`` of :attr:`meta` after checking its type.
 
@@ -368,7 +372,7 @@ def _read(message: Message, name: str, kind: Any, rule: _Wire, sizes: dict[str, 
     """Return one field of a received message, and add the lengths of its axes to ``sizes``."""
     place = message.place
     if kind is bytes:
-        return message.tensor(name, dtype=np.uint8, shape=(rule.length,)).tobytes()
+        return message.raw(name, rule.length)
     if hasattr(kind, "dim_str"):
         return _read_array(message, name, kind, rule, sizes)
     if get_origin(kind) is tuple:

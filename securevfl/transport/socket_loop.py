@@ -24,6 +24,9 @@ from securevfl.transport.connection import (
     Connection,
     Outgoing,
     TransportLimits,
+    broken_in_words,
+    in_plain_words,
+    peer_public_text,
 )
 from securevfl.transport.framing import FrameReader, encode
 from securevfl.transport.message import (
@@ -36,7 +39,6 @@ from securevfl.transport.message import (
     StarKind,
     require_empty,
 )
-from securevfl.transport.tls import broken_in_words, in_plain_words, peer_public_text
 
 _DRAIN_BYTES: Final = 1 << 16
 

@@ -16,8 +16,16 @@ from typing import Final, NamedTuple, NoReturn, TypeVar
 
 from securevfl.core import checks, errors, interrupts
 from securevfl.core.conventions import PRIMARY_RANK
-from securevfl.transport import tls
-from securevfl.transport.connection import Connection, Outgoing, TransportLimits
+from securevfl.transport.connection import (
+    Connection,
+    Outgoing,
+    TransportLimits,
+    check_pins,
+    in_plain_words,
+    own_certificate_refused,
+    peer_public_text,
+    tls_context,
+)
 from securevfl.transport.framing import SESSION_BYTES, EncodedMessage, FrameReader, encode
 from securevfl.transport.identity import Identity
 from securevfl.transport.message import (
@@ -133,7 +141,7 @@ class Dialling:
         try:
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             secured = self.context.wrap_socket(raw)
-            key = tls.peer_public_text(secured)
+            key = peer_public_text(secured)
             if key != self.pinned:
                 raise _CallFailedError(
                     f"it holds the key {key}, not the pinned {self.pinned}", telling=2
@@ -238,16 +246,16 @@ def _as_failed_call(error: BaseException) -> _CallFailedError | None:
     if isinstance(error, TimeoutError):
         return _CallFailedError("it answered the call and then said nothing", telling=1)
     if isinstance(error, errors.AuthenticationError | ssl.SSLCertVerificationError):
-        text = tls.in_plain_words(error) if isinstance(error, OSError) else str(error)
+        text = in_plain_words(error) if isinstance(error, OSError) else str(error)
         return _CallFailedError(text, telling=2)
-    if isinstance(error, OSError) and tls.own_certificate_refused(error):
+    if isinstance(error, OSError) and own_certificate_refused(error):
         return _CallFailedError(
-            f"it did not accept this party: {tls.in_plain_words(error)}; does its trust folder "
+            f"it did not accept this party: {in_plain_words(error)}; does its trust folder "
             f"hold this party's certificate, and the federation file its identity?",
             telling=2,
         )
     if isinstance(error, OSError):
-        text = f"it answered the call, and then {tls.in_plain_words(error)}"
+        text = f"it answered the call, and then {in_plain_words(error)}"
         return _CallFailedError(text, telling=1)
     return error if isinstance(error, _CallFailedError) else None
 
@@ -312,7 +320,7 @@ class Transport:
         self.secondaries = tuple(name for name in ranks if name != self.primary)
         is_primary = identity.name == self.primary
         self._peers = self.secondaries if is_primary else (self.primary,)
-        tls.check_pins(identity, pinned, self._peers)
+        check_pins(identity, pinned, self._peers)
         self._address = address
         self._identity = identity
         self._pinned = dict(pinned)
@@ -588,7 +596,7 @@ class PrimaryTransport(Transport):
         self._door = Doorkeeper(
             loop=self._loop,
             listener=listener,
-            context=tls.tls_context(self._identity, self._peers, server=True),
+            context=tls_context(self._identity, self._peers, server=True),
             names={self._pinned[name]: name for name in self.secondaries},
             ranks=self.ranks,
             session=self.session,
@@ -849,7 +857,7 @@ class SecondaryTransport(Transport):
         checks.positive(deadline_s=deadline_s)
         dialling = Dialling(
             address=self._address,
-            context=tls.tls_context(self._identity, self._peers, server=False),
+            context=tls_context(self._identity, self._peers, server=False),
             peer=self.primary,
             pinned=self._pinned[self.primary],
             own_name=self.name,

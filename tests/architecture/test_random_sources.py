@@ -48,15 +48,32 @@ LISTED = {
     "stages/assist/parties.py AssistSecondary._fit": ("folds and trees", RUN_SEED),
     "federation/build.py _initialise_model": ("first weights", RUN_SEED, "torch.random.fork_rng"),
     "federation/encoder_fitting.py projection_of": ("a public projection", RUN_SEED),
+    "stages/pretraining/augment.py CorruptedFeatures.__call__": ("views", "torch.randint"),
+    "stages/pretraining/augment.py CorruptedFeatures._replace_words": ("views", "torch.rand"),
+    "stages/pretraining/augment.py _Draws.uniform": ("views", "torch.rand"),
+    "stages/pretraining/augment.py _choose": ("views", "torch.rand"),
+    "stages/pretraining/learner.py NegativeQueue.__init__": ("first negatives", "torch.randn"),
+    "stages/pretraining/learner.py PartyLearner.__init__": (
+        "views and first weights",
+        RUN_SEED,
+        "torch.Generator",
+        "torch.random.fork_rng",
+        ".manual_seed",
+    ),
+    "stages/pretraining/learner.py PartyLearner._objective": (
+        "first negatives",
+        "torch.Generator",
+        ".manual_seed",
+    ),
     "stages/pretraining/learning.py LearnerWithRecords.learn_local": (
         "order of batches",
         *STREAM_ORDER,
     ),
-    "stages/pretraining/rows.py pretraining_rows": (
+    "stages/pretraining/learning.py pretraining_rows": (
         "rows that are held out, which all parties know",
         *STREAM_ORDER,
     ),
-    "stages/pretraining/primary.py PretrainingRun._cross": (
+    "stages/pretraining/parties.py PretrainingRun._cross": (
         "order of batches, which secondaries are told",
         *STREAM_ORDER,
     ),

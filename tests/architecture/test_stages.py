@@ -1,7 +1,7 @@
 """What the manifests of stages name is there, and the core finds it by these names."""
 
 from securevfl.core.stages import load_part, stages
-from securevfl.data.sources.table_source import FRAMES_OF_ROWS, SOURCES, TableSource
+from securevfl.data.sources.pieces import FRAMES_OF_ROWS, SOURCES, TableSource
 from securevfl.linkage.metrics.metric import Metric
 from securevfl.linkage.protections.protection import Protection
 from securevfl.linkage.stage.linkage_parts import METRICS, PROTECTIONS

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from securevfl.linkage.blocking_rules import BlockingRules, RuleCandidates
-from securevfl.linkage.metrics.texts import QGramCandidates, TextKeys, gram_matrix
 from securevfl.linkage.text import joined_texts
+from securevfl.stages.fuzzy_keys.blocking_rules import BlockingRules, RuleCandidates
+from securevfl.stages.fuzzy_keys.edits import QGramCandidates, TextKeys, gram_matrix
 
 
 def by_grams(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from securevfl import read_federation
 from securevfl.config.federation import link_spec
-from securevfl.data.rows import RowSplit
+from securevfl.data.tables import RowSplit
 from securevfl.federation.build import build_secondary
 from securevfl.federation.messages import EpochMark, RoundPlan
 from securevfl.federation.rounds.secondary import Secondary

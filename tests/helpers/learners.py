@@ -4,10 +4,10 @@ from typing import Any, Final
 
 import torch
 
-from securevfl.models.fedhssl.augment import Augmentation, AugmentedImages, CorruptedFeatures
-from securevfl.models.fedhssl.encoders import FedHSSLConfig
-from securevfl.models.fedhssl.learner import PartyLearner
-from securevfl.models.pretraining import PretrainingSettings
+from securevfl.models.family import PretrainingSettings
+from securevfl.stages.pretraining.augment import Augmentation, AugmentedImages, CorruptedFeatures
+from securevfl.stages.pretraining.encoders import FedHSSLConfig
+from securevfl.stages.pretraining.learner import PartyLearner
 
 SMALL: Final[dict[str, Any]] = {"hidden": 16, "encoder_hidden": 16}
 

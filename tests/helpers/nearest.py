@@ -8,9 +8,9 @@ import numpy as np
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.metrics.metric import Columns, Field
 from securevfl.linkage.metrics.points import EuclideanKeys
-from securevfl.linkage.metrics.texts import TextKeys
-from securevfl.stages.bloom.code_keys import Backend, CodeKeys
-from securevfl.stages.mixed_keys.mixed import MixedKeys
+from securevfl.stages.bloom.codes import Backend, CodeKeys
+from securevfl.stages.fuzzy_keys.edits import TextKeys
+from securevfl.stages.fuzzy_keys.mixed import MixedKeys
 
 
 def nearest_records(

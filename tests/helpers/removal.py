@@ -29,8 +29,7 @@ from securevfl.config.federation import FederationConfig, link_spec
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import SecureVflError
 from securevfl.core.progress import ProgressEvent, RoundDone, unheard
-from securevfl.data.rows import RowSplit
-from securevfl.data.tables import PartyTable
+from securevfl.data.tables import PartyTable, RowSplit
 from securevfl.dp import class_sums
 from securevfl.dp.class_sums import cell_counts, noised_moments, noised_ranks, noised_rows
 from securevfl.dp.events import Unit
@@ -51,7 +50,7 @@ from securevfl.linkage.stage import linking
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.mpc.codec import decode_sum
-from securevfl.runtime import prediction_request, prediction_session, secondary_run, trained_run
+from securevfl.runtime import prediction_session, trained_run
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
@@ -580,8 +579,8 @@ def whole_run(
         patches.enter_context(fixed_entropy(noise))
         patches.enter_context(mechanisms_overheard(listener.say))
         for owner, name, make in (
-            (secondary_run, "build_secondary", listener.built),
-            (prediction_request, "build_secondary", listener.built),
+            (build, "build_secondary", listener.built),
+            (prediction_session, "build_secondary", listener.built),
             (Secondary, "hear_round", listener.spoken),
             (Secondary, "learn", listener.spoken),
             (fitting.ClassMeansFitting, "vectors", listener.spoken),
@@ -598,7 +597,7 @@ def whole_run(
             (linking, "linked_primary", listener.linked),
             (PeersHere, "tell", listener.told),
             (PeersHere, "ask", listener.told),
-            (prediction_request, "Request", listener.requested),
+            (prediction_session, "Request", listener.requested),
         ):
             patches.enter_context(mock.patch.object(owner, name, make(getattr(owner, name))))
         # A request is made whoever would answer it.
@@ -654,6 +653,6 @@ def _play(
     for rows in requests:
         new = tables[config.primary.name].take(np.array(rows))
         with run.session(unheard) as session:
-            answer = session.ask(prediction_request.NamedRows.all_of(new))
+            answer = session.ask(prediction_session.NamedRows.all_of(new))
         listener.hear("predictions", answer.values.tolist())
     listener.hear("end")

@@ -15,8 +15,7 @@ from securevfl.federation.session.request_validator import RequestValidator, Ses
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.sampling import FixedLinks
 from securevfl.models.optimisers import PacedOptimizer
-from securevfl.mpc.codec import RingFormat
-from securevfl.mpc.sum_to import Words
+from securevfl.mpc.codec import RingFormat, Words
 
 ROWS, RECORDS, LINKS, FEATURES, WIDTH = 12, 9, 3, 2, 4
 

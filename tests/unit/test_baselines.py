@@ -7,7 +7,7 @@ import torch
 
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.lab.pooled_methods import BaselineResult, combined_inputs, fit_table, solo_inputs
-from securevfl.models.alone.perceptron import BaselineConfig
+from securevfl.models.alone.margins import BaselineConfig
 from securevfl.models.tasks import TaskHead
 
 

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from securevfl.models.fet.attention import Attention
-from securevfl.models.fet.family import FeTFamily, FeTTop
-from securevfl.models.fet.fet_bottom import DynamicMask, FeTBottom, attention_bias
+from securevfl.models.fet.family import DynamicMask, FeTBottom, FeTFamily, FeTTop, attention_bias
 from securevfl.models.fet.positions import FourierPositions, fourier_positions
 from securevfl.models.fet.settings import FeTConfig
 from securevfl.models.frozen import FrozenBottom

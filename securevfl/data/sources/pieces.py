@@ -1,21 +1,23 @@
-"""Tables put together from pieces, each column in as little memory as it needs; Arrow's files.
+"""What a source of tables is, and tables put together from pieces; Arrow's files.
 
 The columns of every source become one of few kinds: whole numbers (``int64`` or, with gaps,
 ``Int64``: never floats, which round large ones), ``float64``, ``bool`` (with gaps ``boolean``),
-``str``, times, and other objects as they are.
+``str``, times, and other objects as they are, each in as little memory as it needs.
 """
 
 import re
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 import pandas as pd
 
 from securevfl.core.errors import ConfigError, missing_extra
-from securevfl.data.sources.settings import Wanted
+from securevfl.core.stages import Parts
+from securevfl.data.sources.settings import Reading, Wanted
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -309,3 +311,47 @@ def _is_binary(kind: "pa.DataType") -> bool:
 def _text(cell: bytes | str) -> str:
     # Some programs write texts so; what is no text is at least shown and compared as one.
     return cell if isinstance(cell, str) else cell.decode("utf-8", errors="backslashreplace")
+
+
+IN_ROWS: Final = ("skip_lines", "header", "empty", "dates")
+"""Settings of sources that hold cells as users wrote them, row by row."""
+
+
+@runtime_checkable
+class ReadTable(Protocol):
+    """Reads a table or a part of one."""
+
+    def __call__(self, path: Path, reading: Reading, wanted: Wanted, *, where: str) -> pd.DataFrame:
+        """Return the wanted columns.
+
+        Args:
+            path: The table's file; of a table at an address, the ``NAME.source.toml`` with it.
+            reading: Settings of the source.
+            wanted: Which columns.
+            where: Name of the source in messages.
+
+        Raises:
+            DataError: If it cannot be read, or a column is missing or named twice.
+            OSError: If there is no such file.
+        """
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TableSource:
+    """One kind of source."""
+
+    kind: str
+    """Noun for messages."""
+
+    settings: tuple[str, ...]
+    """Settings of ``reading`` that go with it."""
+
+    read: ReadTable
+    """Reader of its tables."""
+
+
+SOURCES: Final = Parts[TableSource]("sources", {})
+"""Sources by the suffix of a file; ``"url"``: the address in a ``NAME.source.toml``."""
+
+FRAMES_OF_ROWS: Final = Parts[Callable[..., pd.DataFrame | None]]("rows", {})
+"""Functions that return rows in memory of a library, which are no frame, as one."""

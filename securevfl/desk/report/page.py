@@ -28,7 +28,7 @@ from securevfl.desk.report.secondary_page import TEMPLATES, write_secondary_page
 from securevfl.federation.run_plan import predictions_in_words
 from securevfl.federation.session.membership import absences_in_words
 from securevfl.models.task_metrics import metrics_of
-from securevfl.runtime import metrics_file, run_folder
+from securevfl.runtime import run_folder
 
 # Each takes most of a second to draw.
 _MOST_SECONDARIES = 3
@@ -53,7 +53,7 @@ def write_report(run: Path, config: FederationConfig | None = None) -> Path:
             history,
             metric=metrics["metric"],
             alone=metrics["alone_test"],
-            name=f"{metrics_file.alone_in_words(metrics)}, test",
+            name=f"{run_folder.alone_in_words(metrics)}, test",
         ),
         plots.loss_plot(history),
     ]
@@ -69,15 +69,15 @@ def write_report(run: Path, config: FederationConfig | None = None) -> Path:
     measured = run_folder.read_measured(run, run_folder.CONTRIBUTION, run=metrics["run"])
     page = TEMPLATES.get_template("page.html.j2").render(
         metrics=metrics,
-        models=metrics_file.models_measured(metrics),
+        models=run_folder.models_measured(metrics),
         intervals=_intervals(metrics),
         against=_against(metrics),
-        threshold=metrics_file.threshold_in_words(evaluation) if "threshold" in evaluation else "",
+        threshold=run_folder.threshold_in_words(evaluation) if "threshold" in evaluation else "",
         mistakes=_mistakes(evaluation),
         meanings=metrics_of(metrics["task"], metrics["metric"]),
         contribution=None if measured is None else _contribution(measured),
         absences=absences_in_words(metrics.get("absences", ()), epochs=metrics["epochs"]),
-        links=metrics_file.links_of_run(metrics),
+        links=run_folder.links_of_run(metrics),
         digest=config.digest,
         parties=party_lines(run, config, metrics),
         odds=odds_in_words(privacy),
@@ -173,8 +173,8 @@ def _intervals(metrics: dict[str, Any]) -> dict[str, Any] | None:
         return None
     intervals = (evaluation["intervals"][name] for name in metrics["test_metrics"])
     return {
-        "heading": f"{metrics['family']} (joint), {metrics_file.interval_heading(evaluation)}",
-        "cells": [metrics_file.interval_in_words(interval) for interval in intervals],
+        "heading": f"{metrics['family']} (joint), {run_folder.interval_heading(evaluation)}",
+        "cells": [run_folder.interval_in_words(interval) for interval in intervals],
     }
 
 
@@ -203,9 +203,9 @@ def _against(metrics: dict[str, Any]) -> dict[str, Any] | None:
     return {
         "verdict": gain["verdict"],
         "clear": gain["outcome"] == "better",
-        "candidates": metrics_file.candidates_in_words(metrics),
-        "placebos": metrics_file.placebos_in_words(metrics),
-        "top": metrics_file.top_in_words(metrics),
+        "candidates": run_folder.candidates_in_words(metrics),
+        "placebos": run_folder.placebos_in_words(metrics),
+        "top": run_folder.top_in_words(metrics),
         "plot": plots.models_plot(measured, title=f"test {name} ({better} is better)"),
     }
 

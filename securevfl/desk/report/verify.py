@@ -17,7 +17,7 @@ from securevfl.federation.checkpoint import DamagedError, StateFolder, read_stat
 from securevfl.ledger.book import PROGRAM, RESTORED, recompute_figures, until_end
 from securevfl.ledger.chain import Chain, read_chain
 from securevfl.ledger.countersigning import COUNTERSIGNED, FORGOTTEN, require_signed
-from securevfl.ledger.record_counts import FILE
+from securevfl.ledger.ledger_file import FILE
 from securevfl.runtime.party import read_identities
 
 

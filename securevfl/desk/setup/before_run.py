@@ -17,10 +17,10 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.sections import parse_address
 from securevfl.core import errors
 from securevfl.federation.session.handshake import transport_limits
+from securevfl.transport.connection import check_pins
 from securevfl.transport.identity import Identity, expiring
 from securevfl.transport.message import DeclaredMessage, Message, MessageKind
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport, new_session
-from securevfl.transport.tls import check_pins
 from securevfl.version import __version__
 
 LEAST_FREE_BYTES: Final = 2**30

@@ -22,7 +22,7 @@ from securevfl.linkage.spec import LinkSpec
 from securevfl.linkage.stage.candidates import count_links, link_warnings
 from securevfl.linkage.stage.linkage_parts import protection_of
 from securevfl.linkage.stage.linking import Linker
-from securevfl.models.alone.perceptron import BaselineConfig
+from securevfl.models.alone.margins import BaselineConfig
 from securevfl.models.tasks import TaskHead
 from securevfl.stages.assist.family import AssistConfig, cross_fit
 

@@ -16,7 +16,7 @@ from securevfl.core import checks
 from securevfl.core.errors import ConfigError, DataError, SecureVflError
 from securevfl.core.formatting import toml_key, toml_text, toml_value
 from securevfl.core.settings import read_settings
-from securevfl.data.sources.read import holds_cells, read_frame
+from securevfl.data.sources.read import holds_cells, read_frame, with_dates
 from securevfl.data.sources.settings import (
     SOURCE_SUFFIX,
     Reading,
@@ -24,7 +24,6 @@ from securevfl.data.sources.settings import (
     as_options,
     is_source_file,
 )
-from securevfl.data.sources.text_files import with_dates
 from securevfl.data.tables import KeyTable
 from securevfl.desk.setup import estimates, proposed_columns, proposed_keys
 from securevfl.desk.setup.proposal import ColumnUse, Proposal, Wishes, propose

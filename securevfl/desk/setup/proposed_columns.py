@@ -21,8 +21,8 @@ from securevfl.core.settings import read_settings
 from securevfl.data.cells import day_number
 from securevfl.data.column_kinds import ColumnKind, infer, is_row_number
 from securevfl.data.scaling import MAX_CATEGORIES
+from securevfl.data.sources.read import read_dates
 from securevfl.data.sources.settings import AS_IT_IS, Reading
-from securevfl.data.sources.text_files import read_dates
 
 Held = Literal["number", "boolean", "words", "date", "text", "unusable"]
 """Content of a column; ``text`` has too many different words to be a feature."""

@@ -14,8 +14,8 @@ from securevfl.core.errors import ConfigError
 from securevfl.data.cells import share_with_zone, texts_of
 from securevfl.data.tables import KeyTable
 from securevfl.desk.setup.proposed_columns import Column, Table, no_such_column
+from securevfl.linkage.metrics.exact import Exact, exact_texts
 from securevfl.linkage.metrics.metric import KeySpec
-from securevfl.linkage.metrics.texts import Exact, exact_texts
 from securevfl.linkage.text import Spelling
 
 # Ids that differ in more of the records than this are misspelled, or are not the same ids.

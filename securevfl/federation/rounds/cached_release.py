@@ -32,7 +32,7 @@ from securevfl.federation.run_plan import ROUNDS_AHEAD
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.sampling import EligiblePairs, FixedLinks, LinkSource, PickedLinks
-from securevfl.mpc.sum_to import Words
+from securevfl.mpc.codec import Words
 
 _RELEASE: Final = "release.pt"
 _ANSWERS: Final = tuple(f"answers/{number}.pt" for number in range(1, ROUNDS_AHEAD + 1))

@@ -18,8 +18,7 @@ from securevfl.core.devices import reads, to_device
 from securevfl.core.errors import ProtocolError
 from securevfl.dp.clipping import clip_records, clip_rows, finite_or_zero
 from securevfl.mpc import codec
-from securevfl.mpc.codec import RingFormat
-from securevfl.mpc.sum_to import Words
+from securevfl.mpc.codec import RingFormat, Words
 
 CutRows = Float[Tensor, "batch positions width"]
 """Rows as they cross the cut: B rows, L positions, H numbers each."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from securevfl.core.conventions import stream
 from securevfl.core.devices import read_together
 from securevfl.core.progress import Observer, RoundDone
-from securevfl.data.rows import training_batches
+from securevfl.data.tables import training_batches
 from securevfl.federation.messages import AverageRequest, RoundPlan
 from securevfl.federation.rounds import primary
 from securevfl.federation.rounds.exchanges import Exchange

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from securevfl.core.devices import Precision, to_device
 from securevfl.core.errors import ConfigError
 from securevfl.core.progress import EpochDone, Observer
-from securevfl.data.rows import RowSplit, consecutive_batches
+from securevfl.data.tables import RowSplit, consecutive_batches
 from securevfl.federation.messages import EpochMark, RoundPlan
 from securevfl.federation.rounds.cut import CutRows
 from securevfl.federation.rounds.exchanges import Exchange

@@ -16,7 +16,7 @@ from securevfl.dp.ring_noise import NoiseBuffer, RingNoise
 from securevfl.dp.symbols import SymbolNoise
 from securevfl.federation.messages import RoundPlan
 from securevfl.federation.rounds.cut import Aggregation, CutRows
-from securevfl.mpc.sum_to import Words
+from securevfl.mpc.codec import Words
 
 
 @runtime_checkable
@@ -92,7 +92,7 @@ class SecondaryRelease:
 
         Reveals:
             Nothing by itself; what is made of the words is said at
-            :class:`securevfl.mpc.sum_to.SumTo`.
+            :class:`securevfl.mpc.codec.SumTo`.
         """
         epsilon = self.ledger.charge(
             round_number=plan.round_number, rows=plan.rows, purpose=plan.purpose

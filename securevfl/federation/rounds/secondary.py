@@ -57,7 +57,7 @@ from securevfl.models.fet.positions import (
 )
 from securevfl.models.optimisers import PacedOptimizer
 from securevfl.mpc import codec
-from securevfl.mpc.sum_to import encode_weighted
+from securevfl.mpc.codec import encode_weighted
 from securevfl.transport.message import Done
 
 _EXPLAINED_ROWS: Final = 128

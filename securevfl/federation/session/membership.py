@@ -5,7 +5,7 @@ sum is there to hide. So every secondary has a least number of its own reckoning
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from securevfl.config.federation import FederationConfig, link_spec
@@ -13,6 +13,7 @@ from securevfl.core import checks
 from securevfl.core.errors import ConfigError, ProtocolError
 from securevfl.federation.checkpoint import PRESENCE, DamagedError, StateFolder
 from securevfl.federation.run_plan import active_parties
+from securevfl.linkage.spec import LinkSpec
 
 
 def least_secondaries(config: FederationConfig) -> int:
@@ -134,6 +135,13 @@ def absent_names(config: FederationConfig, active: Sequence[int] | None) -> tupl
     if active is None:
         return ()
     return tuple(p.name for p in config.secondaries if config.ranks[p.name] not in active)
+
+
+def session_spec(config: FederationConfig, active: Sequence[int] | None) -> LinkSpec:
+    """Return how the parties link that take part, by their ranks; None: all."""
+    spec = link_spec(config)
+    absent = frozenset(absent_names(config, active))
+    return replace(spec, roles=replace(spec.roles, absent=absent))
 
 
 _MALFORMED: Final = (KeyError, TypeError, ValueError)

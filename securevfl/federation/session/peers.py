@@ -15,7 +15,7 @@ from torch import Tensor
 from securevfl.core.devices import to_device
 from securevfl.core.errors import ProtocolError
 from securevfl.federation.messages import Mean
-from securevfl.mpc.sum_to import InProcessSum, Words, decode_mean, encode_weighted
+from securevfl.mpc.codec import InProcessSum, Words, decode_mean, encode_weighted
 from securevfl.transport.message import DeclaredMessage, Message, MessageKind, TypedMessage
 
 M = TypeVar("M", bound=DeclaredMessage)
@@ -320,7 +320,7 @@ def average_weights(
         own: The primary's, by name.
         weight: Of the primary's in the mean.
         number: A new round.
-        bits: Binary places by tensor, as :func:`securevfl.mpc.sum_to.encode_weighted` takes them.
+        bits: Binary places by tensor, as :func:`securevfl.mpc.codec.encode_weighted` takes them.
 
     Reveals:
         To every party: the mean. To the primary: also the sum of the weights. Of two parties, each

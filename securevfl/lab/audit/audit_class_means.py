@@ -28,8 +28,7 @@ from securevfl.config.reading import parse_federation
 from securevfl.config.sections import PartySettings
 from securevfl.core.conventions import stream
 from securevfl.core.progress import unheard
-from securevfl.data.rows import RowSplit
-from securevfl.data.tables import PartyTable
+from securevfl.data.tables import PartyTable, RowSplit
 from securevfl.dp.class_sums import SumFormat
 from securevfl.federation.build import bottom_at_work
 from securevfl.federation.checkpoint import StateFolder

@@ -27,8 +27,8 @@ from securevfl.federation.session.peers import Handlers, HandlerTable, M, Peers
 from securevfl.lab.audit.audit_worlds import AuditStage
 from securevfl.lab.audit.settings import RELEASES, ROUNDS_EVENT, AuditSettings
 from securevfl.launch.child import end_with_launcher, report, report_failure
+from securevfl.mpc.codec import Words
 from securevfl.mpc.masks import SessionKey
-from securevfl.mpc.sum_to import Words
 from securevfl.transport.channels import Channels, receive_from
 from securevfl.transport.connection import TransportLimits
 from securevfl.transport.identity import Identity

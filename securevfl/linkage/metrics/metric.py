@@ -290,7 +290,7 @@ class KeySpec:
 
     blocking: float | tuple[str, ...] | None = None
     """Least cosine of the q-grams of two texts that are compared, or rules: a pair must satisfy
-    one (:mod:`securevfl.linkage.blocking_rules`); None compares all."""
+    one (:mod:`securevfl.stages.fuzzy_keys.blocking_rules`); None compares all."""
 
     fold: bool = False
     """True if equal keys may differ in case, in full-width letters and in runs of blanks."""

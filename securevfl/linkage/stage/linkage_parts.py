@@ -4,16 +4,15 @@ import math
 from typing import Final
 
 from securevfl.core.stages import Parts
+from securevfl.linkage.metrics.exact import Exact
 from securevfl.linkage.metrics.metric import Metric
 from securevfl.linkage.metrics.points import Euclidean, GreatCircle
-from securevfl.linkage.metrics.texts import Exact, Levenshtein
 from securevfl.linkage.protections.plaintext import Plaintext
 from securevfl.linkage.protections.protection import Protection
 from securevfl.linkage.spec import LinkSpec
 
 METRICS: Final = Parts[Metric](
-    "metrics",
-    {metric.name: metric for metric in (Euclidean(), GreatCircle(), Levenshtein(), Exact())},
+    "metrics", {metric.name: metric for metric in (Euclidean(), GreatCircle(), Exact())}
 )
 """Metrics by their value of ``linkage.metric``."""
 

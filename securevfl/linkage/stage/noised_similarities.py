@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float32, Int64
 
 from securevfl.core.errors import ConfigError
-from securevfl.data.rows import split_rows
+from securevfl.data.tables import split_rows
 from securevfl.dp import sensitivity
 from securevfl.linkage.links import NO_RECORD, LinkTable, SimilarityScale, noised_similarities
 from securevfl.linkage.spec import LinkSpec, SimilaritySpec

@@ -23,14 +23,16 @@ from torch import Tensor
 
 from securevfl.core.devices import few_threads
 from securevfl.models.alone.margins import (
+    BaselineConfig,
     CrossFitted,
     MarginModel,
+    NetworkModel,
     OwnInputs,
     fit_margins,
+    fit_network,
     out_of_fold,
     refit,
 )
-from securevfl.models.alone.perceptron import BaselineConfig, NetworkModel, fit_network
 from securevfl.models.tasks import Metrics, TaskHead
 
 Used = Literal["joint", "alone"]

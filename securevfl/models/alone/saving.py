@@ -14,8 +14,7 @@ from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 from securevfl.core.files import require_unpackable
 from securevfl.models.alone.choice import AverageModel, Model
-from securevfl.models.alone.margins import MarginModel
-from securevfl.models.alone.perceptron import NetworkModel
+from securevfl.models.alone.margins import MarginModel, NetworkModel
 from securevfl.models.layers import MLP
 from securevfl.models.tasks import TaskHead
 

@@ -1,19 +1,357 @@
-"""FeT's top models, an attention decoder and an additive one, and the family."""
+"""FeT: the bottom model of dynamic masks and attention, two top models, and the family.
 
+The top models are an attention decoder and an additive one. B = rows of a batch, K = links of a
+row, L = positions of the aggregate, D = key dimension.
+"""
+
+import math
 from types import MappingProxyType
 from typing import Any, Final, cast
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
-from securevfl.models.family import Aggregate, Family, Preset, RowFeatures, RowKeys, Similarities
-from securevfl.models.fet import fet_bottom
-from securevfl.models.fet.attention import DecoderBlock, EncoderBlock, last_norm
-from securevfl.models.fet.positions import FourierPositions
+from securevfl.models.family import (
+    Aggregate,
+    Family,
+    Present,
+    Preset,
+    RecordFeatures,
+    RecordKeys,
+    RowFeatures,
+    RowKeys,
+    Similarities,
+)
+from securevfl.models.fet.attention import DecoderBlock, EncoderBlock, gather_records, last_norm
+from securevfl.models.fet.positions import FourierPositions, fourier_positions
 from securevfl.models.fet.settings import FeTConfig
 from securevfl.models.frozen import FrozenBottom
-from securevfl.models.layers import MLP, ByteDropout, LayerNorm, rank_scores
+from securevfl.models.layers import MLP, ByteDropout, LayerNorm, finite, known_full, rank_scores
+
+
+class RecordEmbedding(nn.Module):
+    """Embeds features linearly and adds the positional encoding of the key.
+
+    References:
+        [FeT] section 5.1, figure 2: positional encodings join the features before the encoder.
+    """
+
+    def __init__(self, config: FeTConfig, *, num_features: int, key_dim: int) -> None:
+        super().__init__()
+        self.keys_as_features = config.keys_as_features
+        inputs = num_features + (key_dim if config.keys_as_features else 0)
+        self.linear = nn.Linear(inputs, config.hidden)
+        self.positions = fourier_positions(config, key_dim)
+
+    def forward(
+        self,
+        features: Float[Tensor, "*rows features"],
+        keys: Float[Tensor, "*rows dimension"],
+    ) -> Float[Tensor, "*rows width"]:
+        """Return one vector for each record."""
+        inputs = torch.cat([features, keys], dim=-1) if self.keys_as_features else features
+        embedded: Tensor = self.linear(inputs) + self.positions(keys)
+        return embedded
+
+
+def dynamic_mask(config: FeTConfig, key_dim: int) -> nn.Module:
+    """Return the mask that ``mask_reads`` names, from keys and presence to (B, K) numbers."""
+    if config.mask_reads == "keys":
+        return JoinedMask(key_dim, links=config.neighbours)
+    return DynamicMask(key_dim, hidden=config.hidden)
+
+
+class JoinedMask(nn.Module):
+    """Dynamic mask that reads all K keys of a row, concatenated, by one perceptron.
+
+    It distinguishes links by their place in the list only, and has K times the inputs.
+
+    References:
+        [FeT] section 5.1, "Dynamic Masking"; widths as in the published code.
+    """
+
+    def __init__(self, key_dim: int, *, links: int) -> None:
+        super().__init__()
+        self.score = MLP(links * key_dim, [2 * links * key_dim], links)
+
+    def forward(self, keys: RecordKeys, present: Present) -> Float[Tensor, "batch links"]:
+        """Return the additive mask; entries of absent links are meaningless."""
+        there = keys.masked_fill(~present.unsqueeze(-1), 0.0)
+        score: Tensor = self.score(there.flatten(1))
+        return score
+
+
+class DynamicMask(nn.Module):
+    """Dynamic mask: one number for every link of a row, added to the link's attention scores.
+
+    A perceptron reads the link's key and its offset from the centre of the row's links. The centre
+    stands in for the primary's key, which a secondary need not know. The same perceptron serves
+    every link, so reordering the links reorders the mask.
+
+    References:
+        [FeT] section 5.1, "Dynamic Masking".
+    """
+
+    def __init__(self, key_dim: int, *, hidden: int) -> None:
+        super().__init__()
+        self.score = MLP(2 * key_dim + 1, [hidden], 1)
+
+    def forward(self, keys: RecordKeys, present: Present) -> Float[Tensor, "batch links"]:
+        """Return the additive mask; entries of absent links are meaningless."""
+        there = present.unsqueeze(-1).to(keys.dtype)
+        count = there.sum(dim=1, keepdim=True).clamp_min(1)
+        centre = (keys * there).sum(dim=1, keepdim=True) / count
+        offset = keys - centre
+        spread = (offset.square().sum(dim=-1, keepdim=True) * there).sum(
+            dim=1, keepdim=True
+        ) / count
+        # Relative to the neighbourhood's extent, so that dense and sparse places look alike.
+        offset = offset / spread.clamp_min(1e-12).sqrt()
+        distance = offset.square().sum(dim=-1, keepdim=True)
+        score: Tensor = self.score(torch.cat([keys, offset, distance], dim=-1))
+        return score.squeeze(-1)
+
+
+def attention_bias(
+    mask: Float[Tensor, "batch links"] | None, present: Bool[Tensor, "batch links"]
+) -> Float[Tensor, "batch links"]:
+    """Return the bias of attention scores: the mask, and minus infinity at absent links.
+
+    A row without any link gets its mask (or zeros), since a softmax over nothing is NaN; the caller
+    must drop such a row's result. The computation does not branch on which links exist, so that
+    gradients can be taken row by row (:mod:`torch.func`).
+    """
+    bias = torch.zeros(present.shape, device=present.device) if mask is None else mask
+    empty = ~present.any(dim=1, keepdim=True)
+    return bias.masked_fill(~(present | empty), float("-inf"))
+
+
+class FeTBottom(nn.Module):
+    """FeT's bottom model: encodes a row's links, nearest first.
+
+    Reordering the links reorders the encoded sequence and does not change a pooled row, unless the
+    model knows the order (``ranked``, or ``mask_reads = "keys"``).
+
+    References:
+        [FeT] section 5.1 and Algorithm 1, line 7. With ``release = "pooled"`` the K vectors are
+        averaged with the softmax of the dynamic mask.
+    """
+
+    recordwise = False
+    stackable = True
+    features_weight = "embedding.linear.weight"
+
+    def __init__(self, config: FeTConfig, *, num_features: int, key_dim: int) -> None:
+        super().__init__()
+        self.pools = config.release == "pooled"
+        self.embedding = RecordEmbedding(config, num_features=num_features, key_dim=key_dim)
+        self.mask = dynamic_mask(config, key_dim) if config.dynamic_masking else None
+        self.rank_bias = (
+            nn.Parameter(rank_scores(config.neighbours, decay=config.rank_prior))
+            if config.ranked
+            else None
+        )
+        self.blocks = nn.ModuleList(EncoderBlock(config) for _ in range(config.encoder_blocks))
+        self.norm = last_norm(config)
+
+    @property
+    def positions(self) -> FourierPositions:
+        """Positional encoding, which parties may average."""
+        return self.embedding.positions
+
+    def forward(
+        self, features: RecordFeatures, keys: RecordKeys, present: Present
+    ) -> Float[Tensor, "batch positions width"]:
+        """Return (B, K, H), zero at absent links, or (B, 1, H) if pooled."""
+        bias = attention_bias(self._link_scores(keys, present), present)
+        hidden = self.embedding(features, keys)
+        for block in self.blocks:
+            hidden = block(hidden, bias)
+        hidden = self.norm(hidden)
+        return _pool(hidden, bias, present) if self.pools else _of_links(hidden, present)
+
+    def of_distinct(
+        self,
+        features: Float[Tensor, "records features"],
+        keys: Float[Tensor, "records dimension"],
+        place: Int64[Tensor, "batch links"],
+        present: Present,
+    ) -> Float[Tensor, "batch positions width"]:
+        """Return :meth:`forward` of ``features[place]`` and ``keys[place]``."""
+        bias = attention_bias(self._link_scores(gather_records(keys, place), present), present)
+        first = cast(EncoderBlock, self.blocks[0])
+        hidden = first.of_distinct(self.embedding(features, keys), place, bias)
+        for block in self.blocks[1:]:
+            hidden = block(hidden, bias)
+        hidden = self.norm(hidden)
+        if self.pools:
+            return _pool(hidden, bias, present)
+        return hidden if known_full(present) else _of_links(hidden, present)
+
+    def explain(
+        self, features: RecordFeatures, keys: RecordKeys, present: Present
+    ) -> dict[str, Any]:
+        """Return the mask over key space and the attention that links get.
+
+        ``mask`` is the result of :func:`mask_pictures`, ``mask_by_rank`` that of the function of
+        that name, and ``attention`` a list for each block, from :func:`attention_by_rank`.
+        ``notes`` say why something is missing.
+
+        References:
+            [FeT] section 5.1, Figure 3.
+
+        Reveals:
+            Values of weights that were trained on private records, and means over records: the
+            result stays with the party.
+        """
+        explanation: dict[str, Any] = {"key_dim": keys.shape[2], "notes": []}
+        if self.mask is None:
+            explanation["notes"].append("no mask was learned: model.dynamic_masking is false")
+        else:
+            explanation["mask"] = mask_pictures(self.mask, keys, present)
+        if present.shape[1] == 1 or not bool(present.any()):
+            explanation["notes"].append("attention has no choice: rows have one link at most")
+            return explanation
+        scores = self._link_scores(keys, present)
+        if scores is not None:
+            explanation["mask_by_rank"] = mask_by_rank(scores, present)
+        bias = attention_bias(scores, present)
+        explanation["attention"] = []
+        hidden = self.embedding(features, keys)
+        for block in self.blocks:
+            weights = cast(EncoderBlock, block).weights(hidden, bias)
+            explanation["attention"].append(attention_by_rank(weights, present))
+            hidden = block(hidden, bias)
+        return explanation
+
+    def _link_scores(self, keys: Tensor, present: Tensor) -> Tensor | None:
+        scores = None if self.mask is None else self.mask(keys, present)
+        if self.rank_bias is None:
+            return scores
+        # Attention kernels need a bias of the batch's shape, not a broadcast one.
+        ranks = self.rank_bias.expand(keys.shape[0], -1)
+        return ranks if scores is None else scores + ranks
+
+
+def _of_links(hidden: Tensor, present: Tensor) -> Tensor:
+    return hidden * present.unsqueeze(-1)
+
+
+def _pool(hidden: Tensor, bias: Tensor, present: Tensor) -> Tensor:
+    pooled = bias.softmax(dim=1).unsqueeze(1) @ hidden
+    return pooled * present.any(dim=1)[:, None, None]
+
+
+_POINTS: Final = 200
+_PLACES: Final = (-1.0, 0.0, 1.0)
+_GOLDEN_ANGLE: Final = math.pi * (3 - math.sqrt(5))
+# The spread drawn for keys that are all equal.
+_SOME_SPREAD: Final = 0.5
+
+
+def mask_pictures(
+    mask: nn.Module,
+    keys: Float[Tensor, "batch links dimension"],
+    present: Bool[Tensor, "batch links"],
+) -> list[dict[str, Any]]:
+    """Return the mask's values at synthetic links around three synthetic rows.
+
+    Each row has its links evenly around it, nearest first: on a line for keys of one dimension,
+    else in a disc of the first two dimensions (the others equal the row's). Positions follow from
+    the batch: rows at the mean of the batch's rows and one deviation to either side of it, links
+    with the median row's spread. No link of the batch is shown.
+
+    Args:
+        mask: A :class:`securevfl.models.fet.family.DynamicMask` or ``JoinedMask``.
+        keys: Keys of a batch's links.
+        present: Mask of the links that exist.
+
+    Returns:
+        For each row: ``row`` (D numbers), ``links`` (two numbers each, or one) and ``mask`` (one
+        number each, the bias of the link's attention scores).
+
+    References:
+        [FeT] section 5.1, Dynamic Masking and Figure 3, which shows links of real rows.
+    """
+    dimension = keys.shape[2]
+    shown = min(dimension, 2)
+    rows, deviation, spread = _neighbourhoods(keys, present)
+    points = keys.shape[1] if isinstance(mask, JoinedMask) else _POINTS
+    around = keys.new_zeros(points, dimension)
+    around[:, :shown] = (_line(points) if shown == 1 else _disc(points)).to(keys.device)
+    around *= spread / around.square().sum(dim=1).mean().sqrt().clamp_min(1e-12)
+    pictures = []
+    for place in _PLACES:
+        row = rows + place * deviation
+        links = row + around
+        there = torch.ones(1, points, dtype=torch.bool, device=keys.device)
+        with torch.no_grad():
+            values = mask(links.unsqueeze(0), there).squeeze(0)
+        pictures.append(
+            {"row": finite(row), "links": finite(links[:, :shown]), "mask": finite(values)}
+        )
+    return pictures
+
+
+def _neighbourhoods(keys: Tensor, present: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the mean and deviation of the centres of rows' links, and the links' median spread."""
+    linked = present.any(dim=1)
+    keys, there = keys[linked].nan_to_num(0.0), present[linked].unsqueeze(-1).to(keys.dtype)
+    if not len(keys):
+        still = keys.new_zeros(keys.shape[2])
+        return still, still + 1, keys.new_tensor(_SOME_SPREAD)
+    count = there.sum(dim=1)
+    centres = (keys * there).sum(dim=1) / count
+    away = ((keys - centres.unsqueeze(1)).square() * there).sum(dim=(1, 2)) / count.squeeze(1)
+    spread = away.sqrt().median()
+    deviation = centres.std(dim=0, correction=0)
+    return centres.mean(dim=0), deviation, spread if float(spread) > 0 else spread + _SOME_SPREAD
+
+
+def _line(points: int) -> Tensor:
+    """Return points alternately left and right of 0, nearest first; shape (points, 1)."""
+    steps = torch.arange(1, points + 1)
+    signs = torch.where(steps % 2 == 0, 1.0, -1.0)
+    return (signs * torch.div(steps, 2, rounding_mode="floor")).unsqueeze(1)
+
+
+def _disc(points: int) -> Tensor:
+    """Return points that fill a disc evenly, nearest first (Vogel's spiral); (points, 2)."""
+    number = torch.arange(points, dtype=torch.float32)
+    angle, radius = number * _GOLDEN_ANGLE, (number / points).sqrt()
+    return torch.stack([radius * angle.cos(), radius * angle.sin()], dim=1)
+
+
+def attention_by_rank(
+    weights: Float[Tensor, "batch heads queries memory"],
+    present: Bool[Tensor, "batch memory"] | None = None,
+) -> list[float]:
+    """Return each position's mean attention over rows, heads and queries.
+
+    Args:
+        weights: Attention weights of one layer; each query's sum to 1.
+        present: Mask of the links that exist, where queries are links too; absent queries and rows
+            without a link are left out. None: all exist.
+
+    Returns:
+        One number for each position, nearest link first; they sum to 1.
+    """
+    over_heads = weights.mean(dim=1)
+    if present is None:
+        return finite(over_heads.mean(dim=(0, 1)))
+    asks = present.to(weights.dtype).unsqueeze(-1)
+    by_row = (over_heads * asks).sum(dim=1) / asks.sum(dim=1).clamp_min(1)
+    return finite(by_row[present.any(dim=1)].mean(dim=0))
+
+
+def mask_by_rank(
+    bias: Float[Tensor, "batch links"] | None, present: Bool[Tensor, "batch links"]
+) -> list[float]:
+    """Return each link's mean share by mask and ranks alone: the softmax of their sum."""
+    weights = attention_bias(bias, present).softmax(dim=1)[present.any(dim=1)]
+    return finite(weights.mean(dim=0))
+
 
 # The variance of a clipped aggregate may be 1e-6; the usual 1e-5 would swallow it.
 _MEMORY_EPSILON: Final = 1e-10
@@ -31,9 +369,7 @@ class FeTTop(nn.Module):
     def __init__(self, config: FeTConfig, *, num_features: int, key_dim: int, outputs: int) -> None:
         super().__init__()
         self.own_clip_norm = config.own_clip_norm
-        self.embedding = fet_bottom.RecordEmbedding(
-            config, num_features=num_features, key_dim=key_dim
-        )
+        self.embedding = RecordEmbedding(config, num_features=num_features, key_dim=key_dim)
         self.encoder = nn.ModuleList(EncoderBlock(config) for _ in range(config.encoder_blocks))
         # Clipping leaves the aggregate at the scale of C / sqrt(L H), far too small for attention;
         # a norm at the primary is post-processing of the release.
@@ -105,7 +441,7 @@ class FeTTop(nn.Module):
         attention = []
         for block in self.decoder:
             weights = cast(DecoderBlock, block).weights(hidden, memory, bias)
-            attention.append(fet_bottom.attention_by_rank(weights))
+            attention.append(attention_by_rank(weights))
             hidden = block(hidden, memory, bias)
         return {"attention": attention}
 
@@ -239,7 +575,7 @@ class FeTFamily(Family[FeTConfig]):
         **_: object,
     ) -> nn.Module:
         """Return the encoder of linked records; a frozen one is random features."""
-        kind = FrozenBottom if frozen else fet_bottom.FeTBottom
+        kind = FrozenBottom if frozen else FeTBottom
         return kind(settings, num_features=num_features, key_dim=key_dim)
 
     def build_top(

@@ -5,5 +5,5 @@ from securevfl.core.stages import StageManifest
 STAGE = StageManifest(
     families={"assist": "family:AssistFamily"},
     policy="policy:AssistPolicy",
-    run="stage:AssistStage",
+    run="parties:AssistStage",
 )

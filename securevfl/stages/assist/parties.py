@@ -1,4 +1,4 @@
-"""Both parties of assisted boosting, and the labels that the primary sends as residuals."""
+"""Assisted boosting as a stage: both parties, and labels that the primary sends as residuals."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -7,15 +7,14 @@ from typing import Any, Final
 import numpy as np
 import torch
 from jaxtyping import Float, Float32, Int64, Shaped
-from torch import Tensor
+from torch import Tensor, nn
 
 from securevfl.config.sections import OWN
 from securevfl.core.conventions import derive_seed
 from securevfl.core.errors import ProtocolError
-from securevfl.core.progress import RoundDone
-from securevfl.data.rows import consecutive_batches
+from securevfl.core.progress import Observer, RoundDone
 from securevfl.data.scaling import LabelScaler
-from securevfl.data.tables import PartyTable
+from securevfl.data.tables import PartyTable, consecutive_batches
 from securevfl.dp.labels import (
     digest_of_labels,
     keep_probability,
@@ -27,10 +26,12 @@ from securevfl.federation.base import own_inputs
 from securevfl.federation.checkpoint import StateFolder
 from securevfl.federation.messages import EpochMark, RoundPlan
 from securevfl.federation.released_labels import charge_labels, drawn_once
+from securevfl.federation.rounds.exchanges import Exchange
 from securevfl.federation.rounds.primary import Primary, PrimaryData
 from securevfl.federation.rounds.secondary import Secondary
 from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.session.peers import Handler, Handlers, Reply
+from securevfl.federation.stage import PrimaryContext, RunStage, SecondaryBuild, StageAtPrimary
 from securevfl.ledger.ledger import Ledger
 from securevfl.models.alone.margins import LEAST_PROBABILITY
 from securevfl.models.alone.margins import cross_fit as cross_fit_base
@@ -408,3 +409,61 @@ class AssistPrimary(Primary):
         self._sum = state["sum"].to(self.data.targets.device)
         self._total, self._scale = state["total"], state["scale"]
         self._stands_still = state["stands_still"]
+
+
+class _LabelRelease(StageAtPrimary):
+    """The primary's part: charge for labels before the first residuals are made of them."""
+
+    def __init__(self, context: PrimaryContext, primary: AssistPrimary) -> None:
+        self._context = context
+        self._primary = primary
+
+    def begin(self) -> None:
+        """Charge for the labels that secondaries receive; randomise them where promised."""
+        context = self._context
+        labels = release_labels(
+            context.plan,
+            context.table,
+            self._primary.data,
+            ledger=context.files.ledger,
+            files=context.files.checkpoints.files,
+            estimator=context.estimator,
+        )
+        self._primary.use_released_labels(labels)
+
+
+class AssistStage(RunStage):
+    """Rounds in which secondaries fit models of their own to residuals."""
+
+    def primary(self, context: PrimaryContext) -> StageAtPrimary:
+        """Return the primary's part, which releases labels."""
+        if not isinstance(context.primary, AssistPrimary):
+            raise TypeError(f"the primary of assisted boosting is no {type(context.primary)}")
+        return _LabelRelease(context, context.primary)
+
+    def build_primary(
+        self,
+        plan: RunPlan,
+        data: PrimaryData,
+        top: nn.Module,
+        exchange: Exchange,
+        *,
+        observe: Observer,
+    ) -> AssistPrimary | None:
+        """Return a primary that sends residuals."""
+        if not isinstance(top, AssistTop):
+            return None
+        return AssistPrimary(plan, data, top, exchange, observe=observe)
+
+    def build_secondary(self, build: SecondaryBuild) -> AssistSecondary | None:
+        """Return a secondary that fits models to residuals."""
+        if not isinstance(build.bottom, AssistBottom):
+            return None
+        return AssistSecondary(
+            build.data,
+            build.bottom,
+            build.contribution,
+            validator=AssistValidator(build.limits),
+            dropout=build.dropout,
+            seed=build.seed,
+        )

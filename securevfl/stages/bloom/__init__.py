@@ -3,6 +3,6 @@
 from securevfl.core.stages import StageManifest
 
 STAGE = StageManifest(
-    metrics={"bloom": "code_keys:Bloom"},
+    metrics={"bloom": "codes:Bloom"},
     protections={"bloom": "by_codes:BloomProtection", "hashes": "by_codes:Hashes"},
 )

@@ -12,16 +12,16 @@ from jaxtyping import UInt8
 
 from securevfl.core.errors import ConfigError
 from securevfl.data.tables import KeyTable
+from securevfl.linkage.metrics.exact import ExactKeys, exact_texts, numbered_keys
 from securevfl.linkage.metrics.metric import ComparedKeys, KeySpec, Metric
-from securevfl.linkage.metrics.texts import ExactKeys, exact_texts, numbered_keys
 from securevfl.linkage.protections.protection import Coordinated, DataParty, LinkageHelper, Take
 from securevfl.linkage.spec import LinkageSecret, LinkSpec
 from securevfl.linkage.stage.candidates import find_candidates
 from securevfl.linkage.stage.link_cache import coordinate, links_key
 from securevfl.linkage.stage.messages import Linked, LinkingKind, Lists, MadeSimilarities
 from securevfl.linkage.stage.noised_similarities import SimilarLinks
-from securevfl.stages.bloom.code_keys import Bloom as CodeMetric
-from securevfl.stages.bloom.code_keys import CodeKeys, code_bytes, encode, require_coded_ranges
+from securevfl.stages.bloom.codes import Bloom as CodeMetric
+from securevfl.stages.bloom.codes import CodeKeys, code_bytes, encode, require_coded_ranges
 from securevfl.transport.message import DeclaredMessage, Message, MessageKind, TypedMessage
 
 Bytes = UInt8[np.ndarray, "_ code_bytes"]

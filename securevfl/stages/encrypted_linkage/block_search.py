@@ -28,13 +28,88 @@ import scipy  # its trees load when they are first named
 from jaxtyping import Int64, UInt64
 
 from securevfl.core import checks
-from securevfl.core.errors import DataError
+from securevfl.core.errors import DataError, ProtocolError
 from securevfl.linkage.links import Chosen, LinkTable, eligible_ids, nearest_in_block
 from securevfl.linkage.metrics.metric import LARGEST_UNIT
 from securevfl.linkage.sampling import pairs_of_picks
 from securevfl.linkage.spec import LinkSpec
 from securevfl.linkage.stage.candidates import Candidates, ranked_length
-from securevfl.stages.encrypted_linkage.block_messages import Shapes, flat
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Shapes:
+    """Rows and records of each block."""
+
+    rows: Int64[np.ndarray, " blocks"]
+    """Primary rows of each block."""
+
+    records: Int64[np.ndarray, " blocks"]
+    """The secondary's records of each block."""
+
+    @classmethod
+    def of(
+        cls,
+        sizes: Int64[np.ndarray, "blocks 2"],
+        *,
+        most_pairs: int,
+        sender: str,
+        none_ends: bool = False,
+    ) -> "Shapes":
+        """Return received sizes, checked.
+
+        Args:
+            sizes: Rows and records of each block.
+            most_pairs: How many pairs an exchange may have.
+            sender: The party that named them.
+            none_ends: Whether there may be no block, which ends a secondary's turn.
+
+        Raises:
+            ProtocolError: If there is no block, one is empty, or all have more pairs than that.
+        """
+        # Each size is checked before any is multiplied: products of 64 bits would wrap.
+        fits = 1 <= sizes.min() <= sizes.max() <= most_pairs if sizes.size else none_ends
+        if not fits or sum(rows * records for rows, records in sizes.tolist()) > most_pairs:
+            raise ProtocolError(
+                f"{sender}: named no blocks, empty ones, or more than {most_pairs} pairs"
+            )
+        return cls(rows=sizes[:, 0], records=sizes[:, 1])
+
+    @property
+    def sizes(self) -> Int64[np.ndarray, "blocks 2"]:
+        """Rows and records of each block, as they are sent."""
+        return np.column_stack([self.rows, self.records])
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of all blocks."""
+        return int(self.rows @ self.records)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def by_pairs(self, values: np.ndarray) -> list[np.ndarray]:
+        """Cut what has one entry for each pair of each block, into (rows, records)."""
+        parts = cut(values, self.rows * self.records)
+        sizes = self.sizes.tolist()
+        return [part.reshape(size) for part, size in zip(parts, sizes, strict=True)]
+
+
+def flat(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the numbers of all blocks in one row."""
+    return parts[0].ravel() if len(parts) == 1 else np.concatenate([part.ravel() for part in parts])
+
+
+def cut(values: np.ndarray, counts: Int64[np.ndarray, " blocks"]) -> list[np.ndarray]:
+    """Cut what has one entry for each row, record or pair of each block.
+
+    Raises:
+        ProtocolError: If it has more or fewer.
+    """
+    if len(values) != counts.sum():
+        raise ProtocolError(
+            f"blocks: have {counts.sum()} rows or records in all, but {len(values)} came"
+        )
+    return np.split(values, np.cumsum(counts)[:-1]) if len(counts) else []
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

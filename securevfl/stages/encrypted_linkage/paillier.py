@@ -16,7 +16,8 @@ from securevfl.linkage.cores import on_cores
 from securevfl.linkage.protections.protection import DataParty
 from securevfl.linkage.spec import LinkSpec
 from securevfl.stages.encrypted_linkage import blockwise
-from securevfl.stages.encrypted_linkage.block_messages import BlockKind, Shapes, ShareWords
+from securevfl.stages.encrypted_linkage.block_search import Shapes
+from securevfl.stages.encrypted_linkage.blockwise import BlockKind, ShareWords
 from securevfl.stages.encrypted_linkage.homomorphic import (
     FEWEST_KEY_BITS,
     FreshObfuscators,

@@ -29,13 +29,8 @@ from securevfl.core.errors import DataError
 from securevfl.linkage.metrics.metric import LARGEST_UNIT
 from securevfl.linkage.protections.protection import DataParty, HelperRole, LinkageHelper
 from securevfl.stages.encrypted_linkage import blockwise
-from securevfl.stages.encrypted_linkage.block_messages import (
-    BlockKind,
-    Shapes,
-    ShareWords,
-    cut,
-    flat,
-)
+from securevfl.stages.encrypted_linkage.block_search import Shapes, cut, flat
+from securevfl.stages.encrypted_linkage.blockwise import BlockKind, ShareWords
 from securevfl.transport.message import DeclaredMessage, StarKind, TypedMessage, wire
 
 _TWO: Final = np.uint64(2)

@@ -1,5 +1,15 @@
-"""Self-supervised pretraining of encoders (FedHSSL): the stage before supervised rounds."""
+"""Self-supervised pretraining of encoders (FedHSSL): its families, and the stage before rounds."""
 
 from securevfl.core.stages import StageManifest
 
-STAGE = StageManifest(policy="policy:PretrainingPolicy", run="stage:PretrainingStage")
+STAGE = StageManifest(
+    families={
+        "fedhssl": "family:FedHSSLFamily",
+        "fedgssl": "family:FedGSSLFamily",
+        "fedcssl": "family:FedCSSLFamily",
+        "fedlocalssl": "family:FedLocalSSLFamily",
+        "fedsplitnn": "family:FedSplitNNFamily",
+    },
+    policy="policy:PretrainingPolicy",
+    run="stage:PretrainingStage",
+)

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int64
 
 from securevfl.core.errors import ProtocolError
-from securevfl.models.pretraining import PretrainingSettings
+from securevfl.models.family import PretrainingSettings
 from securevfl.transport.message import DeclaredMessage, MessageKind, wire
 
 

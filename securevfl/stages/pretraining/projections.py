@@ -16,9 +16,9 @@ from securevfl.dp.release_plan import ReleasePlan
 from securevfl.dp.ring_noise import ExactDiscreteGaussian
 from securevfl.federation.rounds.cut import CutLayer, with_iso_noise
 from securevfl.ledger.ledger import Ledger
-from securevfl.models.fedhssl.learner import unit
-from securevfl.models.pretraining import PretrainingSettings
+from securevfl.models.family import PretrainingSettings
 from securevfl.mpc.codec import RingFormat, quantise, to_float
+from securevfl.stages.pretraining.learner import unit
 
 # What torch's batch norms call their running statistics.
 _STATISTICS: Final = ("running_mean", "running_var")

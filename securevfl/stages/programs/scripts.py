@@ -25,7 +25,7 @@ from securevfl.core.progress import Observer, ProgressEvent, RoundDone, unheard
 from securevfl.data.tables import PartyTable
 from securevfl.launch import child, process, spawn
 from securevfl.launch.torchrun import detect_torchrun
-from securevfl.runtime import entry, launching, metrics_file, run_folder, run_options, run_settings
+from securevfl.runtime import entry, launching, run_folder, run_options, run_settings
 from securevfl.runtime.simulation import RunResult
 from securevfl.transport import identity as identities
 
@@ -125,7 +125,7 @@ class ThisParty:
                 **run_settings.estimators_of(settings),
             )
             figures = launching.run_party(job, identity=own.trusting(certificates))
-        if not isinstance(figures, metrics_file.RunFigures):
+        if not isinstance(figures, run_folder.RunFigures):
             return None
         run_folder.write_figures(folder, figures)
         result = entry.result_of(config, job, figures.as_json(), losses)

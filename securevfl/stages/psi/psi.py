@@ -53,8 +53,8 @@ from securevfl.core.errors import ConfigError, DataError, ProtocolError
 from securevfl.core.progress import CiphertextsMade, KeysAnnounced, Pace
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.cores import Apply, on_cores, parts_of
+from securevfl.linkage.metrics.exact import exact_texts, numbered_keys
 from securevfl.linkage.metrics.metric import ComparedKeys, Metric
-from securevfl.linkage.metrics.texts import exact_texts, numbered_keys
 from securevfl.linkage.protections import protection
 from securevfl.linkage.protections.plaintext import KeysAsTheyAre
 from securevfl.linkage.spec import LinkageSecret, LinkedPrimary, LinkedSecondary, LinkSpec

@@ -21,7 +21,7 @@ from helpers.chaos.witness import Watch
 
 # Loaded once, for all that are forked.
 import securevfl.cli.results
-import securevfl.mpc.sum_to
+import securevfl.mpc.codec
 import securevfl.runtime.primary_party
 import securevfl.runtime.secondary_party  # noqa: F401
 from securevfl import SecureVflError, read_federation

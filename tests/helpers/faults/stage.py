@@ -29,7 +29,7 @@ from helpers.faults.party import Life, Point
 # Loaded once, for all that are forked.
 import securevfl.cli.results
 import securevfl.desk.report.page
-import securevfl.mpc.sum_to
+import securevfl.mpc.codec
 import securevfl.runtime.primary_party
 import securevfl.runtime.secondary_party  # noqa: F401
 from securevfl.federation.checkpoint import has_begun

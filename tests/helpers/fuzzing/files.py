@@ -26,9 +26,8 @@ from securevfl.dp.release_plan import ReleasePlan
 from securevfl.ledger.chain import Chain, ChainedFile, read_chain
 from securevfl.ledger.countersigning import require_signed
 from securevfl.ledger.ledger import Ledger
-from securevfl.ledger.ledger_file import lines_of_run, summary_of
-from securevfl.ledger.record_counts import FILE as RECORDS
-from securevfl.ledger.record_counts import RecordCounts
+from securevfl.ledger.ledger_file import FILE as RECORDS
+from securevfl.ledger.ledger_file import RecordCounts, lines_of_run, summary_of
 from securevfl.testing import write_federation
 
 ROOT: Final = Path(__file__).resolve().parents[3]

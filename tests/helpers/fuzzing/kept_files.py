@@ -31,8 +31,7 @@ from securevfl.linkage.links import LinkTable, SimilarityScale
 from securevfl.linkage.sampling import FixedLinks
 from securevfl.linkage.stage.link_cache import CachedLinks, LinkCache
 from securevfl.linkage.stage.noised_similarities import SimilarLinks
-from securevfl.models.alone.margins import MarginModel
-from securevfl.models.alone.perceptron import NetworkModel
+from securevfl.models.alone.margins import MarginModel, NetworkModel
 from securevfl.models.layers import MLP
 
 _STATES: Final = ("epoch-1.pt", "released/1.pt", "release.pt", "answers/1.pt", PRESENCE)

@@ -56,7 +56,7 @@ from securevfl.stages.class_means.messages import (
     ClassMeansSums,
     ClassMeansTurn,
 )
-from securevfl.stages.encrypted_linkage.block_messages import (
+from securevfl.stages.encrypted_linkage.blockwise import (
     Cells,
     DistanceShare,
     Offer,

@@ -17,8 +17,7 @@ from securevfl.core.progress import PresenceChanged, ProgressEvent, RoundDone
 from securevfl.desk.report.verify import verify_run
 from securevfl.ledger.ledger_file import lines_of_run
 from securevfl.runtime.launching import run_party
-from securevfl.runtime.metrics_file import RunFigures
-from securevfl.runtime.run_folder import write_figures
+from securevfl.runtime.run_folder import RunFigures, write_figures
 from securevfl.runtime.run_options import PartyJob
 from securevfl.testing import save_federation, write_federation
 from securevfl.transport.identity import provision

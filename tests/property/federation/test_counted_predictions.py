@@ -33,7 +33,7 @@ from securevfl.data.tables import KeyTable
 from securevfl.dp.gaussian import gaussian_noise_multiplier
 from securevfl.federation.rounds.cached_release import CountedRelease
 from securevfl.ledger.ledger import Ledger
-from securevfl.ledger.record_counts import RecordCounts
+from securevfl.ledger.ledger_file import RecordCounts
 
 UNITS = ("secondary-record", "entity")
 MOST = (1, 2, 5)

@@ -28,7 +28,7 @@ from securevfl.federation.rounds.secondary import Secondary
 from securevfl.federation.run_plan import run_facts
 from securevfl.federation.saved_model import load_model
 from securevfl.linkage.stage.party_keys import keys_of
-from securevfl.runtime import prediction_request
+from securevfl.runtime import prediction_session
 from securevfl.stages.class_means import class_labels, stage
 from securevfl.testing import read_tables, run_in_process, save_federation, write_federation
 
@@ -84,7 +84,7 @@ def played(
     make, answer, request = (
         stage.class_labels_of,
         Secondary.hear_round,
-        prediction_request.Request,
+        prediction_session.Request,
     )
 
     def made(*parts: Any) -> Any:
@@ -105,15 +105,15 @@ def played(
     with patch.context() as watched:
         watched.setattr(stage, "class_labels_of", made)
         watched.setattr(Secondary, "hear_round", answered)
-        watched.setattr(prediction_request, "Request", requested)
+        watched.setattr(prediction_session, "Request", requested)
         watched.setattr(class_labels, "randomised_labels", lambda own, _classes, _epsilon: own)
         result = run_in_process(config, folder, tables=tables)
         assert result.trained is not None
         # Whoever answers: a request is what secondaries would get.
         model = load_model(folder / "parties" / "agency" / "model", config, party="agency")
-        spec = prediction_request.prediction_spec(config, model).keys
+        spec = prediction_session.prediction_spec(config, model).keys
         new = keys_of(spec, tables["agency"].take(np.arange(3)))
-        prediction_request.request_of(config, model, new, active=None)
+        prediction_session.request_of(config, model, new, active=None)
     return received
 
 

@@ -24,7 +24,7 @@ from securevfl.federation.rounds.updates import (
     RowGradients,
 )
 from securevfl.linkage.sampling import RoundLinker
-from securevfl.models.fet.fet_bottom import FeTBottom
+from securevfl.models.fet.family import FeTBottom
 from securevfl.models.fet.settings import FeTConfig
 from securevfl.mpc.codec import RingFormat, quantise
 

@@ -20,7 +20,7 @@ from helpers.removal import WholeRun, whole_run
 from securevfl import read_federation
 from securevfl.config.federation import FederationConfig
 from securevfl.data.tables import PartyTable
-from securevfl.ledger.record_counts import RecordCounts
+from securevfl.ledger.ledger_file import RecordCounts
 from securevfl.testing import read_tables, save_federation, write_federation
 
 ROWS = 48

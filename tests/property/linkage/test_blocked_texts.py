@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.linkage.links import NO_RECORD
 from securevfl.linkage.metrics.metric import ComparedKeys
-from securevfl.linkage.metrics.texts import TextKeys
 from securevfl.linkage.sampling import PoissonSampler, RoundLinker, eligible_pairs
+from securevfl.stages.fuzzy_keys.edits import TextKeys
 
 TEXTS = st.lists(st.text(alphabet="abcé ", max_size=7), min_size=1, max_size=15)
 

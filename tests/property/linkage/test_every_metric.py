@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from securevfl.linkage.links import NO_RECORD, LinkTable
+from securevfl.linkage.metrics.exact import numbered_keys
 from securevfl.linkage.metrics.metric import ComparedKeys, Field
 from securevfl.linkage.metrics.points import EarthKeys, EuclideanKeys
-from securevfl.linkage.metrics.texts import TextKeys, numbered_keys
 from securevfl.linkage.sampling import PoissonSampler, RoundLinker, eligible_pairs
 from securevfl.linkage.spec import LinkageSecret
-from securevfl.stages.bloom.code_keys import CodeKeys
-from securevfl.stages.bloom.codes import TextCode, encode_keys
-from securevfl.stages.mixed_keys.mixed import MixedKeys
+from securevfl.stages.bloom.codes import CodeKeys, TextCode, encode_keys
+from securevfl.stages.fuzzy_keys.edits import TextKeys
+from securevfl.stages.fuzzy_keys.mixed import MixedKeys
 
 METRICS = ("euclidean", "earth", "text", "mixed", "code")
 ALL_METRICS = (*METRICS, "exact")  # which links equal keys alone, so not all pairs

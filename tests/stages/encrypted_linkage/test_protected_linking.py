@@ -25,12 +25,12 @@ from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.messages import LinkingKind
 from securevfl.stages.bloom.by_codes import CodeKind
 from securevfl.stages.encrypted_linkage import block_search, blockwise, homomorphic, paillier
-from securevfl.stages.encrypted_linkage.block_messages import (
+from securevfl.stages.encrypted_linkage.block_search import Shapes
+from securevfl.stages.encrypted_linkage.blockwise import (
     BlockKind,
     DistanceShare,
     Offer,
     RowBlocks,
-    Shapes,
     Turn,
 )
 from securevfl.stages.encrypted_linkage.homomorphic import PackedRows

@@ -18,7 +18,7 @@ from securevfl.config.federation import link_spec
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, DataError, PrivacyError, ProtocolError
 from securevfl.core.progress import RowsAligned, Warned
-from securevfl.data.rows import split_rows
+from securevfl.data.tables import split_rows
 from securevfl.desk.report.page import write_report
 from securevfl.desk.setup.check import check_federation
 from securevfl.federation.over_star import serve
@@ -31,10 +31,9 @@ from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
-from securevfl.stages.pretraining.learning import LearnerWithRecords
+from securevfl.stages.pretraining.learning import LearnerWithRecords, pretraining_rows
 from securevfl.stages.pretraining.messages import CrossBatch, IterationBegin, PretrainingValidator
-from securevfl.stages.pretraining.rows import pretraining_rows
-from securevfl.stages.pretraining.secondary import PretrainingSecondary
+from securevfl.stages.pretraining.parties import PretrainingSecondary
 from securevfl.testing import write_federation
 from securevfl.transport.message import Message
 from securevfl.transport.star import SecondaryTransport

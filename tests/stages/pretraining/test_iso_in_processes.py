@@ -17,7 +17,7 @@ from securevfl.runtime.launching import pretrain_in_processes, train_in_processe
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
-from securevfl.stages.pretraining.saved import load_encoders
+from securevfl.stages.pretraining.stage import load_encoders
 from securevfl.testing import write_federation
 
 pytestmark = pytest.mark.multiprocess

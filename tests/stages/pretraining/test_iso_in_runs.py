@@ -19,14 +19,14 @@ from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
 from securevfl.federation.messages import RoundPlan
 from securevfl.federation.rounds.exchanges import Exchange
-from securevfl.models.fedhssl.learner import unit
-from securevfl.models.pretraining import PretrainingSettings
+from securevfl.models.family import PretrainingSettings
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
-from securevfl.stages.pretraining import primary
-from securevfl.stages.pretraining.primary import PretrainingRun
-from securevfl.stages.pretraining.saved import load_encoders
+from securevfl.stages.pretraining import parties
+from securevfl.stages.pretraining.learner import unit
+from securevfl.stages.pretraining.parties import PretrainingRun
+from securevfl.stages.pretraining.stage import load_encoders
 from securevfl.testing import write_federation
 
 SCALE = 0.5
@@ -80,7 +80,7 @@ class Seen:
 
             return projected
 
-        cross, average = PretrainingRun.exchange_projections, primary.average_weights
+        cross, average = PretrainingRun.exchange_projections, parties.average_weights
         back = Exchange.return_gradient
 
         def crossed(itself: Any, rows: Any, sent: Tensor, **kwargs: Any) -> Any:
@@ -99,7 +99,7 @@ class Seen:
 
         patch.setattr(PretrainingRun, "__init__", built)
         patch.setattr(PretrainingRun, "exchange_projections", crossed)
-        patch.setattr(primary, "average_weights", averaged)
+        patch.setattr(parties, "average_weights", averaged)
         patch.setattr(Exchange, "return_gradient", returned)
 
 

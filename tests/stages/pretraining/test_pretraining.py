@@ -16,16 +16,19 @@ from securevfl.config.disclosure import channels
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, DataError, PrivacyError
 from securevfl.core.progress import PretrainingIteration, Warned
-from securevfl.data.rows import split_rows
-from securevfl.models.pretraining import PretrainingSettings
+from securevfl.data.tables import split_rows
+from securevfl.models.family import PretrainingSettings
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
-from securevfl.stages.pretraining.learning import CollapseWatch, IterationFigures
+from securevfl.stages.pretraining.learning import (
+    CollapseWatch,
+    IterationFigures,
+    even_batches,
+    pretraining_rows,
+)
 from securevfl.stages.pretraining.projections import projection_mechanism
-from securevfl.stages.pretraining.rows import even_batches, pretraining_rows
-from securevfl.stages.pretraining.saved import load_encoders
-from securevfl.stages.pretraining.stage import build_learner
+from securevfl.stages.pretraining.stage import build_learner, load_encoders
 from securevfl.testing import save_federation, write_federation
 
 MODEL = {"family": "fedhssl", "hidden": 8, "encoder_hidden": 8, "neighbours": 1}

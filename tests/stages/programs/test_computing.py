@@ -14,7 +14,7 @@ from securevfl.core.errors import AuthenticationError, ProtocolError
 from securevfl.mpc import on_shares
 from securevfl.mpc.crypten_bridge import crypten
 from securevfl.stages.programs import messages
-from securevfl.stages.programs.lines import ComputingLines, DealingParty, LineToDealer
+from securevfl.stages.programs.messages import ComputingLines, DealingParty, LineToDealer
 from securevfl.transport.channels import (
     CallerChannels,
     PrimaryChannels,

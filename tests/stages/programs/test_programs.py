@@ -17,7 +17,7 @@ from securevfl.federation.messages import RoundKind
 from securevfl.federation.session.handshake import read_hello
 from securevfl.ledger.ledger_file import summary_of
 from securevfl.runtime.run_options import Program
-from securevfl.stages.programs.run import with_program
+from securevfl.stages.programs.session import with_program
 from securevfl.testing import save_federation, write_federation
 from securevfl.transport.message import Message
 

@@ -177,7 +177,7 @@ def test_a_missing_faiss_is_named(
 ) -> None:
     """With the extra that brings it, where codes are compared without it."""
     monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.setattr("securevfl.stages.bloom.code_keys.find_spec", lambda _: None)
+    monkeypatch.setattr("securevfl.stages.bloom.codes.find_spec", lambda _: None)
     path = people(tmp_path, {"metric": "bloom"})
     told = securevfl(capfd, "link", path, "--out", tmp_path / "run").out
 

@@ -25,7 +25,7 @@ from securevfl import read_federation
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.desk.setup.party_check import Collected
-from securevfl.stages.databases import databases
+from securevfl.stages.tables import databases
 from securevfl.testing import save_federation
 from securevfl.transport.identity import own_identity, trust
 

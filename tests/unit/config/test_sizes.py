@@ -18,8 +18,8 @@ from securevfl.config.sections import (
 from securevfl.core.errors import ConfigError
 from securevfl.core.settings import read_settings
 from securevfl.lab.methods import BoostingConfig
-from securevfl.models.alone.perceptron import BaselineConfig
-from securevfl.models.pretraining import PretrainingSettings
+from securevfl.models.alone.margins import BaselineConfig
+from securevfl.models.family import PretrainingSettings
 from securevfl.models.registry import FAMILIES
 from securevfl.testing import write_federation
 

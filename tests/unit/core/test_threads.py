@@ -9,8 +9,7 @@ from threadpoolctl import threadpool_info, threadpool_limits  # type: ignore[imp
 
 from securevfl.core.devices import CELLS_A_THREAD, few_threads
 from securevfl.models.alone import choice
-from securevfl.models.alone.margins import OwnInputs, fit_margins
-from securevfl.models.alone.perceptron import BaselineConfig
+from securevfl.models.alone.margins import BaselineConfig, OwnInputs, fit_margins
 from securevfl.models.tasks import TaskHead
 
 

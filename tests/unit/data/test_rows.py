@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.data.rows import RowSplit, consecutive_batches, split_rows, training_batches
+from securevfl.data.tables import RowSplit, consecutive_batches, split_rows, training_batches
 
 
 def test_every_row_is_in_one_part() -> None:

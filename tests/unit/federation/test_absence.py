@@ -28,7 +28,7 @@ from securevfl.federation.session.membership import (
     require_active,
 )
 from securevfl.federation.session.party_files import PartyFiles
-from securevfl.runtime import helper_party, party, secondary_party
+from securevfl.runtime import party, secondary_party
 from securevfl.runtime.party import PartySession
 from securevfl.runtime.run_options import PartyJob
 from securevfl.testing import save_federation, write_federation
@@ -168,7 +168,7 @@ def test_a_request_to_others_than_the_sessions_parties_is_refused(
     job.name, job.config, job.device = who, config, torch.device("cpu")
     life = mock.Mock(spec=PartySession, config=config, job=job, files=mock.Mock(spec=PartyFiles))
     life.identity = life.pinned = None
-    serve: Callable[[], None] = partial(helper_party.serve_as_helper, life)
+    serve: Callable[[], None] = partial(party.serve_as_helper, life)
     if who == "bank-1":
         model, table = mock.Mock(spec=SavedModel), mock.Mock(spec=PartyTable)
         serve = secondary_party._Requests(

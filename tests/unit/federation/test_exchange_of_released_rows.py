@@ -10,7 +10,7 @@ from torch import Tensor
 
 from securevfl.core.errors import ConfigError, PrivacyError, ProtocolError
 from securevfl.core.progress import ProgressEvent, RowsReleased, unheard
-from securevfl.data.rows import consecutive_batches
+from securevfl.data.tables import consecutive_batches
 from securevfl.federation.checkpoint import StateFolder
 from securevfl.federation.messages import EpochMark, RoundPlan
 from securevfl.federation.rounds.cut import CutLayer

@@ -24,13 +24,13 @@ from securevfl.dp.ring_noise import ExactDiscreteGaussian
 from securevfl.federation.messages import RoundPlan
 from securevfl.federation.rounds.release import SecondaryRelease
 from securevfl.federation.rounds.secondary import Secondary
-from securevfl.models.fedhssl.learner import Objective, PartyLearner
 from securevfl.models.fet.attention import EncoderBlock
-from securevfl.models.fet.fet_bottom import FeTBottom
+from securevfl.models.fet.family import FeTBottom
 from securevfl.models.fet.positions import FourierPositions
 from securevfl.models.fet.settings import FeTConfig
 from securevfl.models.optimisers import PacedOptimizer
 from securevfl.models.tasks import TaskHead
+from securevfl.stages.pretraining.learner import Objective, PartyLearner
 
 SINGLE, HALF = torch.float32, torch.bfloat16
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.data.tables import KeyTable
 from securevfl.ledger.chain import ChainedFile
-from securevfl.ledger.record_counts import FILE, RecordCounts
+from securevfl.ledger.ledger_file import FILE, RecordCounts
 
 RECORDS = 6
 

@@ -19,8 +19,7 @@ from securevfl.dp.release_plan import ReleasePlan
 from securevfl.ledger.book import Limit, recompute_figures, until_end
 from securevfl.ledger.chain import read_chain
 from securevfl.ledger.ledger import Ledger
-from securevfl.ledger.ledger_file import LedgerFile, book_restored, set_limit, summary_of
-from securevfl.ledger.record_counts import FILE
+from securevfl.ledger.ledger_file import FILE, LedgerFile, book_restored, set_limit, summary_of
 
 DELTA = 1e-4
 

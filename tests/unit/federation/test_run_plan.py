@@ -13,8 +13,7 @@ from securevfl.core.errors import ProtocolError
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.federation.rounds.cut import CutLayer
 from securevfl.federation.run_plan import RunFacts, plan_run
-from securevfl.mpc.codec import RingFormat
-from securevfl.mpc.sum_to import InProcessSum
+from securevfl.mpc.codec import InProcessSum, RingFormat
 from securevfl.testing import run_in_process, write_federation
 
 FACTS = RunFacts(rows=60, train_rows=42, validation_rows=6, test_rows=12)

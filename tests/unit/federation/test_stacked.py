@@ -16,7 +16,7 @@ from helpers.secondaries import FEATURES, LINKS, RECORDS, ROWS, WIDTH, answer, m
 from securevfl import read_federation
 from securevfl.federation.messages import RoundPlan
 from securevfl.federation.rounds import stacks
-from securevfl.models.fet.fet_bottom import FeTBottom
+from securevfl.models.fet.family import FeTBottom
 from securevfl.models.fet.settings import FeTConfig
 from securevfl.models.pairs import ManyLinksSettings, RecordBottom
 from securevfl.testing import run_in_process, write_federation

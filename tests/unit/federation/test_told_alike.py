@@ -23,8 +23,8 @@ from securevfl.federation.over_star import serve, sum_from_secondary
 from securevfl.federation.rounds.secondary import save_nothing
 from securevfl.federation.run_plan import RunFacts
 from securevfl.models.fet.positions import position_weights
+from securevfl.mpc.codec import SumTo
 from securevfl.mpc.masks import PairwiseMasks, SessionKey
-from securevfl.mpc.sum_to import SumTo
 from securevfl.testing import save_federation, write_federation
 from securevfl.transport.message import Message
 

@@ -21,7 +21,7 @@ from securevfl.federation.rounds.updates import (
     RowGradients,
 )
 from securevfl.linkage.links import LinkTable
-from securevfl.models.fet.fet_bottom import FeTBottom
+from securevfl.models.fet.family import FeTBottom
 from securevfl.models.fet.settings import FeTConfig
 from securevfl.models.registry import FAMILIES
 

@@ -6,14 +6,14 @@ import pytest
 import torch
 from helpers.learners import SMALL, flat, learner, table
 
-from securevfl.models.fedhssl.encoders import (
+from securevfl.models.family import PretrainingSettings
+from securevfl.stages.pretraining.encoders import (
     FedCSSLConfig,
     FedHSSLConfig,
     FedLocalSSLConfig,
     FedSplitNNConfig,
 )
-from securevfl.models.fedhssl.learner import simsiam_loss, sphere_spread, unit
-from securevfl.models.pretraining import PretrainingSettings
+from securevfl.stages.pretraining.learner import simsiam_loss, sphere_spread, unit
 
 
 def test_shared_parts_start_equal_and_the_rest_does_not() -> None:

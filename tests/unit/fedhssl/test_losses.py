@@ -5,7 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from securevfl.models.fedhssl.learner import (
+from securevfl.mpc.codec import InProcessSum
+from securevfl.stages.pretraining.learner import (
     NegativeQueue,
     Objective,
     byol_loss,
@@ -13,7 +14,6 @@ from securevfl.models.fedhssl.learner import (
     simsiam_loss,
     unit,
 )
-from securevfl.mpc.sum_to import InProcessSum
 from securevfl.stages.pretraining.projections import projection_cut, projection_words
 
 

@@ -8,7 +8,7 @@ from torch import nn
 from securevfl.core.devices import Precision
 from securevfl.federation.rounds.updates import set_gradients
 from securevfl.models.cuda_graphs import MOST, Network
-from securevfl.models.fet.fet_bottom import FeTBottom
+from securevfl.models.fet.family import FeTBottom
 from securevfl.models.fet.settings import FeTConfig
 
 ROWS, LINKS = 6, 3

@@ -23,12 +23,12 @@ from typer.testing import CliRunner
 import securevfl.linkage.sampling
 from securevfl.core.errors import ConfigError
 from securevfl.desk.report.page import write_report
+from securevfl.federation import build as building
 from securevfl.federation.build import build_secondary, optimizer_of
 from securevfl.federation.checkpoint import read_state, write_state
 from securevfl.federation.rounds.secondary import Secondary
 from securevfl.lab.attacks.run_audit import all_attacks, attack_names, audit_run
 from securevfl.lab.commands import app
-from securevfl.runtime import secondary_run
 from securevfl.testing import run_in_process, save_federation, write_federation
 
 BOUNDED = '[[party]]\nscaling = "bounds"\nbounds = [-4, 4]'
@@ -60,7 +60,7 @@ def altered(monkeypatch: pytest.MonkeyPatch, alter: Callable[[Any, Secondary], o
         alter(plan, secondary)
         return secondary
 
-    monkeypatch.setattr(secondary_run, "build_secondary", build)
+    monkeypatch.setattr(building, "build_secondary", build)
 
 
 NOISE = ("membership", "noise-size", "noise-again")

@@ -10,11 +10,9 @@ from securevfl.core.errors import ConfigError, DataError
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.metrics.metric import ComparedKeys, Field, KeyRange
 from securevfl.linkage.metrics.points import EarthKeys, EuclideanKeys
-from securevfl.linkage.metrics.texts import TextKeys
 from securevfl.linkage.sampling import RoundLinker
 from securevfl.linkage.spec import LinkageSecret
-from securevfl.stages.bloom.code_keys import CodeKeys
-from securevfl.stages.bloom.codes import TextCode, encode_keys
+from securevfl.stages.bloom.codes import CodeKeys, TextCode, encode_keys
 from securevfl.stages.encrypted_linkage.block_search import links_from_shares
 from securevfl.stages.encrypted_linkage.shares import (
     deal,
@@ -22,7 +20,8 @@ from securevfl.stages.encrypted_linkage.shares import (
     primary_share,
     secondary_share,
 )
-from securevfl.stages.mixed_keys.mixed import MixedKeys
+from securevfl.stages.fuzzy_keys.edits import TextKeys
+from securevfl.stages.fuzzy_keys.mixed import MixedKeys
 
 SECRET = LinkageSecret(b"s" * 32)
 NAME = (Field(name="name", kind="text"),)

@@ -9,11 +9,11 @@ from helpers.blocked import by_rules
 from helpers.nearest import nearest_mixed
 
 from securevfl.core.errors import ConfigError
-from securevfl.linkage.blocking_rules import BlockingRules, RuleCandidates
 from securevfl.linkage.links import NO_RECORD
 from securevfl.linkage.metrics.metric import Field, Keys, KeySpec
-from securevfl.linkage.metrics.texts import Levenshtein
-from securevfl.stages.mixed_keys.mixed import Mixed
+from securevfl.stages.fuzzy_keys.blocking_rules import BlockingRules, RuleCandidates
+from securevfl.stages.fuzzy_keys.edits import Levenshtein
+from securevfl.stages.fuzzy_keys.mixed import Mixed
 
 KINDS: dict[str, Any] = {"surname": "text", "given name": "text", "born": "number"}
 

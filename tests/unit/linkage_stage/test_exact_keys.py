@@ -18,8 +18,8 @@ from securevfl.core.errors import ConfigError, DataError
 from securevfl.data.keys_and_labels import read_key_table
 from securevfl.data.party_tables import ColumnRoles, read_table
 from securevfl.data.tables import KeyTable
+from securevfl.linkage.metrics.exact import Exact, ExactKeys, exact_texts
 from securevfl.linkage.metrics.metric import KeySpec
-from securevfl.linkage.metrics.texts import Exact, ExactKeys, exact_texts
 from securevfl.linkage.sampling import eligible_pairs
 from securevfl.testing import save_federation, write_federation
 

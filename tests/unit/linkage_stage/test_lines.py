@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from securevfl.core.errors import ProtocolError
-from securevfl.stages.encrypted_linkage.block_messages import BlockKind
+from securevfl.stages.encrypted_linkage.blockwise import BlockKind
 from securevfl.transport.channels import (
     CallerChannels,
     SealedChannel,

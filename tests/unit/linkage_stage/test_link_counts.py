@@ -48,7 +48,7 @@ from securevfl.linkage.sampling import has_candidate
 from securevfl.linkage.spec import LinkSpec
 from securevfl.linkage.stage.linkage_parts import METRICS, protection_of
 from securevfl.linkage.stage.linking import Linker
-from securevfl.runtime.metrics_file import links_of_run
+from securevfl.runtime.run_folder import links_of_run
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation

@@ -13,14 +13,8 @@ from securevfl.linkage.sampling import EligiblePairs
 from securevfl.linkage.stage.linkage_parts import PROTECTIONS
 from securevfl.linkage.stage.messages import LinkingKind, Lists, OwnSimilarities
 from securevfl.stages.bloom.by_codes import Codes
-from securevfl.stages.encrypted_linkage.block_messages import (
-    BlockKind,
-    RecordBlocks,
-    RowBlocks,
-    Shapes,
-    Turn,
-    cut,
-)
+from securevfl.stages.encrypted_linkage.block_search import Shapes, cut
+from securevfl.stages.encrypted_linkage.blockwise import BlockKind, RecordBlocks, RowBlocks, Turn
 from securevfl.stages.encrypted_linkage.homomorphic import PackedRows
 from securevfl.stages.encrypted_linkage.paillier import EncryptedDistances, EncryptedRows
 from securevfl.stages.encrypted_linkage.shares import DealerTurn

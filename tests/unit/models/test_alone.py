@@ -12,8 +12,8 @@ import pytest
 from skops.io._protocol import PROTOCOL
 
 from securevfl.core.errors import ConfigError
+from securevfl.models.alone import margins
 from securevfl.models.alone import margins as margins_module
-from securevfl.models.alone import perceptron
 from securevfl.models.alone.choice import (
     Alone,
     AverageModel,
@@ -21,8 +21,16 @@ from securevfl.models.alone.choice import (
     fit_alone,
     level_with_best,
 )
-from securevfl.models.alone.margins import MOST_ROUNDS, OwnInputs, cross_fit, fit_margins, refit
-from securevfl.models.alone.perceptron import BaselineConfig, fit_network, patience_after
+from securevfl.models.alone.margins import (
+    MOST_ROUNDS,
+    BaselineConfig,
+    OwnInputs,
+    cross_fit,
+    fit_margins,
+    fit_network,
+    patience_after,
+    refit,
+)
 from securevfl.models.alone.saving import is_trusted, model_bytes, model_of, types_of
 from securevfl.models.tasks import TaskHead
 
@@ -295,7 +303,7 @@ def test_a_network_of_many_rows_waits_fewer_epochs(best: int, rows: int, epochs:
 
 def test_a_network_that_learns_nothing_stops_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """Labels by chance: where 8 epochs have as many steps as it waits, it waits 8, and not 40."""
-    monkeypatch.setattr(perceptron, "_STEPS_TO_WAIT", 200)
+    monkeypatch.setattr(margins, "_STEPS_TO_WAIT", 200)
     random = np.random.default_rng(0)
     inputs = OwnInputs(values=random.normal(size=(600, 2)))
     labels = random.normal(size=600).astype(np.float32)

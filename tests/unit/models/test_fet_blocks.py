@@ -11,8 +11,7 @@ from torch.func import functional_call, grad, vmap
 
 from securevfl.core.errors import ConfigError
 from securevfl.models.fet.attention import Attention, DecoderBlock, EncoderBlock, FeedForward
-from securevfl.models.fet.family import FeTFamily, FeTTop
-from securevfl.models.fet.fet_bottom import FeTBottom, JoinedMask
+from securevfl.models.fet.family import FeTBottom, FeTFamily, FeTTop, JoinedMask
 from securevfl.models.fet.settings import FeTConfig
 from securevfl.models.layers import initialise
 

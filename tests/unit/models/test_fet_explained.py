@@ -6,8 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from securevfl.models.fet.family import AdditiveTop, FeTTop
-from securevfl.models.fet.fet_bottom import FeTBottom, attention_bias, attention_by_rank
+from securevfl.models.fet.family import (
+    AdditiveTop,
+    FeTBottom,
+    FeTTop,
+    attention_bias,
+    attention_by_rank,
+)
 from securevfl.models.fet.positions import (
     FourierPositions,
     PositionsTaken,

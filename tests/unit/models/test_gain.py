@@ -7,8 +7,7 @@ import torch
 from securevfl.core.conventions import stream
 from securevfl.models.alone.choice import fit_alone
 from securevfl.models.alone.gain import AloneMeasured, PlaceboGain, gain_in_words, measure_alone
-from securevfl.models.alone.margins import OwnInputs
-from securevfl.models.alone.perceptron import BaselineConfig
+from securevfl.models.alone.margins import BaselineConfig, OwnInputs
 from securevfl.models.task_metrics import resamples_for
 from securevfl.models.tasks import TaskHead
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.lab.pooled_methods import fit_table
-from securevfl.models.alone.perceptron import BaselineConfig
+from securevfl.models.alone.margins import BaselineConfig
 from securevfl.models.task_metrics import TASK_METRICS
 from securevfl.models.tasks import TaskHead
 

@@ -9,10 +9,9 @@ from helpers.ring_keys import random_pair_keys
 
 from securevfl.core.errors import ProtocolError
 from securevfl.federation.over_star import PrimaryWire, SecondaryWire
-from securevfl.mpc.codec import RingFormat, decode_sum, encode
+from securevfl.mpc.codec import InProcessSum, RingFormat, SumTo, WordWire, decode_sum, encode
 from securevfl.mpc.crypten_bridge import CrypTenSumTo, StarCommunicator
 from securevfl.mpc.masks import PairwiseMasks
-from securevfl.mpc.sum_to import InProcessSum, SumTo, WordWire
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport
 
 FMT = RingFormat.choose(clip_norm=1.0, noise_share_std=0.0, parties=4)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from securevfl.core.errors import ConfigError, EncodingRangeError, ProtocolError
-from securevfl.mpc.sum_to import (
+from securevfl.mpc.codec import (
     InProcessSum,
     decode_mean,
     encode_weighted,

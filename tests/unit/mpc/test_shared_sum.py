@@ -5,10 +5,10 @@ import torch
 from helpers.queue_star import QueueStar, run_parties
 from helpers.ring_keys import random_pair_keys
 
+from securevfl.mpc.codec import SumTo
 from securevfl.mpc.crypten_bridge import CrypTenSumTo
 from securevfl.mpc.masks import PairwiseMasks
 from securevfl.mpc.on_shares import Seat, SharedSum
-from securevfl.mpc.sum_to import SumTo
 
 
 @pytest.mark.parametrize("active", [(1, 2), (1, 2, 3), (2, 5), (1, 2, 3, 5)])

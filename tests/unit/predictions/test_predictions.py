@@ -14,7 +14,7 @@ import torch
 from securevfl import Predictions, read_federation
 from securevfl.config.federation import FederationConfig
 from securevfl.core.errors import BudgetExceededError, ConfigError, DataError, ProtocolError
-from securevfl.data.rows import split_rows
+from securevfl.data.tables import split_rows
 from securevfl.federation.messages import PredictRequest, RoundPlan, Welcome
 from securevfl.federation.run_plan import RunFacts, plan_prediction
 from securevfl.federation.saved_model import FOLDER, load_model

@@ -18,7 +18,7 @@ from securevfl.federation.run_plan import run_facts
 from securevfl.lab.pooled_methods import train_combined
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
-from securevfl.models.alone.perceptron import BaselineConfig
+from securevfl.models.alone.margins import BaselineConfig
 from securevfl.testing import read_tables, run_in_process, save_federation, write_federation
 
 FEDSIM = {"family": "fedsim", "neighbours": 4, "kernel": 2, "hidden": 8, "layer_width": 16}

@@ -10,7 +10,7 @@ import torch
 
 from securevfl.desk.report.learned import section_of
 from securevfl.desk.report.page import write_report
-from securevfl.models.fet.fet_bottom import FeTBottom
+from securevfl.models.fet.family import FeTBottom
 from securevfl.models.fet.settings import FeTConfig
 from securevfl.runtime.run_folder import write_explanation
 from securevfl.testing import run_in_process, save_federation, write_federation

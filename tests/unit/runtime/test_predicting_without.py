@@ -12,7 +12,7 @@ from helpers.command_line import securevfl
 import securevfl as sv
 from securevfl.core.errors import PartyTimeoutError
 from securevfl.core.progress import ProgressEvent, Warned
-from securevfl.data.rows import RowSplit
+from securevfl.data.tables import RowSplit
 from securevfl.federation.run_plan import run_facts
 from securevfl.testing import read_tables, run_in_process, save_federation, write_federation
 from securevfl.transport.identity import provision

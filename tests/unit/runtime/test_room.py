@@ -15,7 +15,7 @@ from securevfl import RunResult, read_federation
 from securevfl.cli.results import print_results
 from securevfl.core.errors import ConfigError
 from securevfl.core.progress import ProgressEvent, RoundDone, Warned
-from securevfl.data.rows import consecutive_batches
+from securevfl.data.tables import consecutive_batches
 from securevfl.desk.report.page import write_report
 from securevfl.federation.checkpoint import StateFolder
 from securevfl.federation.messages import RoundPlan
@@ -27,8 +27,8 @@ from securevfl.federation.session.peers import PeersHere
 from securevfl.lab.contribution import contribution
 from securevfl.ledger.ledger import Ledger
 from securevfl.mpc.codec import RingFormat
-from securevfl.runtime import remaining_budget
-from securevfl.runtime.metrics_file import UNTESTED
+from securevfl.runtime import primary_run
+from securevfl.runtime.run_folder import UNTESTED
 from securevfl.testing import read_tables, run_in_process, write_federation
 
 EPOCHS = 3
@@ -135,18 +135,18 @@ def test_room_stays_for_an_end_after_a_loss(privacy: dict[str, Any], tmp_path: P
                 ledger.charge(round_number=next(rounds), rows=rows, purpose=part)
 
     def tests_fit(ledger: Ledger) -> bool:
-        return remaining_budget.covers_test_rounds(ledger, [5, 5, 2])
+        return primary_run.covers_test_rounds(ledger, [5, 5, 2])
 
     ledger = opened()
     for _ in range(EPOCHS):
-        assert remaining_budget.covers_epoch(plan, split, ledger)
+        assert primary_run.covers_epoch(plan, split, ledger)
         charge(ledger, "train", "validation")
     assert tests_fit(ledger)
     ledger.close()
 
     # Lost before the last epoch was saved: it is not trained again, and testing fits.
     ledger = opened()
-    assert not remaining_budget.covers_epoch(plan, split, ledger)
+    assert not primary_run.covers_epoch(plan, split, ledger)
     assert tests_fit(ledger)
     charge(ledger, "test")
     ledger.close()

@@ -16,8 +16,7 @@ from securevfl.config.federation import FederationConfig
 from securevfl.federation.messages import RoundPlan
 from securevfl.federation.run_plan import RoundCounter, RunFacts, plan_run
 from securevfl.ledger.ledger import Ledger
-from securevfl.runtime.metrics_file import privacy_figures
-from securevfl.runtime.run_folder import HISTORY_FIELDS, write_history
+from securevfl.runtime.run_folder import HISTORY_FIELDS, privacy_figures, write_history
 from securevfl.runtime.run_folder import write_federation as write_file
 from securevfl.testing import save_federation, write_federation
 

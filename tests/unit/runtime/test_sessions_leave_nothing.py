@@ -25,7 +25,7 @@ from securevfl.federation.rounds.secondary import Secondary
 from securevfl.federation.session.party_files import PartyFiles
 from securevfl.ledger.ledger import Ledger
 from securevfl.runtime.launching import run_party
-from securevfl.runtime.metrics_file import RunFigures
+from securevfl.runtime.run_folder import RunFigures
 from securevfl.runtime.run_options import PartyJob
 from securevfl.testing import save_federation, write_federation
 from securevfl.transport.identity import provision

@@ -13,7 +13,7 @@ from securevfl import read_federation
 from securevfl.config.federation import link_spec
 from securevfl.config.rules import require_trainable
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.data.split_columns import split_places
+from securevfl.data.keys_and_labels import split_places
 from securevfl.federation.run_plan import run_facts
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.noised_similarities import scaling_rows

@@ -14,7 +14,7 @@ import torch
 from helpers.patience import PATIENCE_S
 
 from securevfl.data.tables import PartyTable
-from securevfl.runtime.prediction_request import NotFiniteError, require_finite_outputs
+from securevfl.runtime.prediction_session import NotFiniteError, require_finite_outputs
 from securevfl.serving.guard import Guard, Rate
 from securevfl.serving.json_rows import (
     MOST_LINES,

@@ -12,11 +12,16 @@ from helpers.star import CALM, WAIT_S, Star, make_star, together
 from securevfl.core.errors import ProtocolError
 from securevfl.federation.messages import RoundKind
 from securevfl.transport import framing
-from securevfl.transport.connection import TURN_FRAMES, Connection, Outgoing, TransportLimits
+from securevfl.transport.connection import (
+    TURN_FRAMES,
+    Connection,
+    Outgoing,
+    TransportLimits,
+    tls_context,
+)
 from securevfl.transport.framing import FrameReader, encode
 from securevfl.transport.message import Failure, Message, Ping
 from securevfl.transport.socket_loop import StarLoop
-from securevfl.transport.tls import tls_context
 
 SHARE = RoundKind.SHARE
 WORDS = 50_000  # 400 kB

@@ -7,6 +7,7 @@ import pytest
 from cryptography.exceptions import InvalidSignature
 
 from securevfl.core.errors import AuthenticationError, ConfigError
+from securevfl.transport.connection import check_pins, tls_context
 from securevfl.transport.identity import (
     Identity,
     check_validity,
@@ -17,7 +18,6 @@ from securevfl.transport.identity import (
     trust,
     verify,
 )
-from securevfl.transport.tls import check_pins, tls_context
 
 
 @pytest.fixture

@@ -11,9 +11,8 @@ import pytest
 from helpers.star import CALM, WAIT_S, make_star, together
 
 from securevfl.core.errors import AuthenticationError, PartyAbsentError, ProtocolError
-from securevfl.transport import tls
-from securevfl.transport.connection import TransportLimits
-from securevfl.transport.tls import in_plain_words
+from securevfl.transport import connection
+from securevfl.transport.connection import TransportLimits, in_plain_words
 
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing sends a reset
 CALLS = 4
@@ -46,7 +45,7 @@ def speak_of_something_else(caller: socket.socket, _others) -> None:
 
 
 def show_another_key(caller: socket.socket, others) -> None:
-    context = tls.tls_context(others.identity("agency"), ["rental"], server=True)
+    context = connection.tls_context(others.identity("agency"), ["rental"], server=True)
     with contextlib.suppress(OSError):
         context.wrap_socket(caller, server_side=True).close()
 

@@ -9,7 +9,7 @@ from securevfl.linkage.stage.messages import LinkingKind
 from securevfl.stages.assist.messages import AssistKind
 from securevfl.stages.bloom.by_codes import CodeKind
 from securevfl.stages.class_means.messages import ClassMeansKind
-from securevfl.stages.encrypted_linkage.block_messages import BlockKind
+from securevfl.stages.encrypted_linkage.blockwise import BlockKind
 from securevfl.stages.pretraining.messages import PretrainingKind
 from securevfl.stages.programs.messages import ComputingKind
 from securevfl.stages.psi.psi import PsiKind

@@ -22,12 +22,11 @@ from securevfl.core.errors import (
 )
 from securevfl.federation.messages import RoundKind
 from securevfl.transport.channels import PrimaryChannels, SealedTo
-from securevfl.transport.connection import Connection, Outgoing, TransportLimits
+from securevfl.transport.connection import Connection, Outgoing, TransportLimits, tls_context
 from securevfl.transport.framing import EncodedMessage, FrameReader, encode
 from securevfl.transport.identity import Identity, certificate_pem
 from securevfl.transport.message import Failure, Message, StarKind
 from securevfl.transport.star import PrimaryTransport
-from securevfl.transport.tls import tls_context
 
 PLAN, SHARE = RoundKind.PLAN, RoundKind.SHARE
 

@@ -251,7 +251,7 @@ def test_a_word_in_a_late_piece_makes_a_column_of_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pieces are joined as if the file had been read whole: "007" is not turned into 7 first."""
-    monkeypatch.setattr("securevfl.data.sources.text_files._CELLS_OF_A_PIECE", 1)
+    monkeypatch.setattr("securevfl.data.sources.read._CELLS_OF_A_PIECE", 1)
     lines = ["007,,1,x", *("8,,2.5,y" for _ in range(1500)), "x,,3,z"]
     (tmp_path / "t.csv").write_text("code,none,b,c\n" + "\n".join(lines) + "\n")
     frame, _ = read(tmp_path / "t.csv")

@@ -1,1 +1,0 @@
-"""FedHSSL: self-supervised pretraining across parties and inside each, then fine-tuning."""

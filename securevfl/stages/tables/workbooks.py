@@ -1,0 +1,158 @@
+"""Read a sheet of an Excel workbook (.xlsx), row by row."""
+
+import datetime
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pandas as pd
+
+from securevfl.core.errors import DataError, of_an_extra
+from securevfl.core.files import require_unpackable
+from securevfl.data.sources.dialects import empty_cells
+from securevfl.data.sources.pieces import IN_ROWS, Pieces, TableSource
+from securevfl.data.sources.read import with_dates
+from securevfl.data.sources.settings import Reading, Wanted, reading_entry, require_names
+
+if TYPE_CHECKING:
+    from openpyxl.workbook import Workbook
+
+_MOST_UNPACKED: Final = 512 * 2**20
+_CELLS_OF_A_PIECE: Final = 200_000
+# Excel keeps so many digits of a number; the others become zeros.
+_DIGITS: Final = 15
+
+
+def read_workbook(path: Path, reading: Reading, wanted: Wanted, *, where: str) -> pd.DataFrame:
+    """Read the wanted columns of a sheet. Formulas count as the values that Excel kept of them.
+
+    Args:
+        path: The workbook; refused where it would unpack to more than half a gibibyte.
+        reading: ``table`` names the sheet, where there are several; ``skip_lines``, ``header``,
+            ``empty`` and ``dates`` count as in a text file.
+        wanted: Which columns.
+        where: Name of the workbook in messages.
+
+    Raises:
+        DataError: If the file is no workbook or too large, has no such
+            sheet or column, or a key in it has lost digits.
+        OSError: If there is no such file.
+    """
+    openpyxl = of_an_extra("openpyxl", use=f"{where}:")
+    try:
+        with path.open("rb") as file:
+            require_unpackable(file, most=_MOST_UNPACKED)
+            book = openpyxl.load_workbook(file, read_only=True, data_only=True, keep_links=False)
+            try:
+                rows = _rows(book, reading, where=where)
+                frame = _table(rows, reading, wanted, where=where)
+            finally:
+                book.close()
+    except (DataError, OSError, MemoryError):
+        raise
+    except Exception as error:  # noqa: BLE001 - readers trust a file's own description
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise DataError(
+            f"{where}: can't be read as a workbook ({reason[:200]}); save the table as CSV"
+        ) from None
+    return with_dates(frame, reading, wanted, where=where)
+
+
+def _rows(book: "Workbook", reading: Reading, *, where: str) -> Iterator[tuple[int, list[Any]]]:
+    """Return a sheet's rows that are not blank, without empty cells at their ends, numbered."""
+    sheets = {sheet.title: sheet for sheet in book.worksheets}
+    if reading.table is not None:
+        require_names(list(sheets), [reading.table], where=f"{where}: reading.table", what="sheet")
+    elif len(sheets) != 1:
+        ways = " or ".join(reading_entry(table=title) for title in list(sheets)[:3])
+        raise DataError(f"{where}: has {len(sheets)} sheets; write {ways or 'a table into it'}")
+    sheet: Any = sheets[reading.table] if reading.table is not None else book.worksheets[0]
+    sheet.reset_dimensions()  # the size that a file states is often wrong
+    skipped = reading.skip_lines or 0
+    for number, cells in enumerate(sheet.iter_rows(values_only=True), 1):
+        last = next((i for i in range(len(cells), 0, -1) if cells[i - 1] not in (None, "")), 0)
+        if number > skipped and last:
+            yield number, list(cells[:last])
+
+
+def _table(
+    rows: Iterator[tuple[int, list[Any]]], reading: Reading, wanted: Wanted, *, where: str
+) -> pd.DataFrame:
+    names: Sequence[str]
+    if reading.header is not None:
+        names = reading.header
+    else:
+        _, first = next(rows, (0, []))
+        if not first:
+            raise DataError(f"{where}: can't be read: is empty")
+        names = [_text(cell).strip() or f"unnamed-{i}" for i, cell in enumerate(first, 1)]
+    columns = wanted.choose(names, where=where)
+    everywhere = empty_cells(reading)
+    empty = {name: {*everywhere} - {*wanted.words.get(name, ())} for name in columns}
+    places = {name: names.index(name) for name in columns}
+    pieces = Pieces(exact=wanted.exact)
+    for piece in _pieces(rows, len(names), where=where):
+        made = {
+            name: _column(
+                [row[place] if place < len(row) else None for _, row in piece],
+                [number for number, _ in piece],
+                empty[name],
+                as_text=name in wanted.as_text,
+                where=f"{where}: column {name!r}",
+            )
+            for name, place in places.items()
+        }
+        pieces.add(pd.DataFrame(made))
+    return pieces.frame()[columns]
+
+
+def _pieces(
+    rows: Iterator[tuple[int, list[Any]]], width: int, *, where: str
+) -> Iterator[list[tuple[int, list[Any]]]]:
+    most = max(100, _CELLS_OF_A_PIECE // width)
+    piece: list[tuple[int, list[Any]]] = []
+    for number, row in rows:
+        if len(row) > width:
+            raise DataError(
+                f"{where}: can't be read: row {number:,} has {len(row)} cells, and its header has "
+                f"{width} names"
+            )
+        piece.append((number, row))
+        if len(piece) == most:
+            yield piece
+            piece = []
+    yield piece  # of no rows, if there are none
+
+
+def _column(
+    cells: list[Any],
+    numbers: Sequence[int],
+    empty: Collection[str],
+    *,
+    as_text: bool,
+    where: str,
+) -> "pd.Series[Any]":
+    """Return cells as a column of one kind, texts where they are of several."""
+    cells = [None if isinstance(cell, str) and cell in empty else cell for cell in cells]
+    if as_text:
+        for number, cell in zip(numbers, cells, strict=True):
+            if isinstance(cell, int | float) and abs(cell) >= 10**_DIGITS:
+                raise DataError(
+                    f"{where}, row {number:,}: is a number of more than {_DIGITS} digits, of which "
+                    f"Excel keeps no more; write the column from its source as text"
+                )
+    if as_text or any(isinstance(cell, str) for cell in cells):
+        return pd.Series([None if cell is None else _text(cell) for cell in cells], dtype="str")
+    return pd.Series(cells, dtype=object).infer_objects().convert_dtypes()
+
+
+def _text(cell: Any) -> str:
+    if cell is None:
+        return ""
+    if isinstance(cell, datetime.datetime):
+        return cell.date().isoformat() if cell.time() == datetime.time() else cell.isoformat()
+    return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell)
+
+
+WORKBOOK: Final = TableSource(kind="workbook", settings=("table", *IN_ROWS), read=read_workbook)
+"""Workbooks of Excel, as it writes them since 2007."""
