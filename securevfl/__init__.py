@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from securevfl.desk.estimators import FederatedClassifier, FederatedRegressor
     from securevfl.lab import datasets
     from securevfl.lab.audit.audit_report import audit
-    from securevfl.lab.audit.settings import AuditSettings
+    from securevfl.lab.audit.audit_statistics import AuditSettings
     from securevfl.lab.contribution import Contribution, contribution
     from securevfl.lab.engine import StudyOptions
     from securevfl.lab.entry_points import compare, link, sweep

@@ -385,7 +385,7 @@ def _check_peers(
 ) -> None:
     with loading():
         from securevfl.config.reading import read_federation
-        from securevfl.desk.setup.before_run import run_peer_checks
+        from securevfl.desk.setup.kit import run_peer_checks
 
     console, results = Console(), []
     config = read_federation(federation)

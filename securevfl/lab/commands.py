@@ -501,7 +501,7 @@ def audit(
             as_json=as_json,
         )
         return
-    from securevfl.lab.audit.settings import AuditSettings
+    from securevfl.lab.audit.audit_statistics import AuditSettings
 
     settings = AuditSettings(
         secondaries=secondaries,

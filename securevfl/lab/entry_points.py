@@ -19,9 +19,8 @@ from securevfl.lab.comparison import (
 from securevfl.lab.engine import StudyOptions
 from securevfl.lab.links_alone import LinkStudy, study_links
 from securevfl.lab.one_run import LeftOut
-from securevfl.lab.sweep import Sweep, train_grid, write_sweep
+from securevfl.lab.sweep import Sweep, setting_of, train_grid, write_sweep
 from securevfl.lab.sweep import summary as grid_summary
-from securevfl.lab.sweep_settings import setting_of
 from securevfl.runtime.run_options import FederationSource, resolve_federation
 
 _DEFAULTS: Final = StudyOptions()

@@ -198,8 +198,7 @@ def sweep(
         from securevfl.lab.engine import StudyOptions
         from securevfl.lab.entry_points import sweep_and_write
         from securevfl.lab.study_outputs import sweep_plot
-        from securevfl.lab.sweep import Sweep
-        from securevfl.lab.sweep_settings import parse_setting
+        from securevfl.lab.sweep import Sweep, parse_setting
         from securevfl.runtime.run_options import warnings_about
 
     config = read_federation(federation)
@@ -256,7 +255,7 @@ def _print_grid(console: Console, figures: Mapping[str, Any]) -> None:
 
 
 def _in_words(settings: Mapping[str, Any]) -> str:
-    from securevfl.lab.sweep_settings import text_of
+    from securevfl.lab.sweep import text_of
 
     return ", ".join(f"{name} = {text_of(value)}" for name, value in settings.items())
 

@@ -33,9 +33,8 @@ from securevfl.federation.messages import RoundPlan
 from securevfl.federation.rounds.exchanges import SimulatedExchange
 from securevfl.federation.rounds.secondary import Secondary
 from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run
-from securevfl.lab.audit.audit_statistics import AuditTest
+from securevfl.lab.audit.audit_statistics import DELTA, AuditSettings, AuditTest
 from securevfl.lab.audit.audit_worlds import audited_secondary, parties_named, table_at
-from securevfl.lab.audit.settings import DELTA, AuditSettings
 
 FALSE_ALARM: Final = 1e-11
 """Largest probability that one of the two tests fails a right mechanism."""

@@ -15,9 +15,16 @@ from securevfl.core.errors import PrivacyError
 from securevfl.core.formatting import Summarised
 from securevfl.lab.audit.audit_class_means import audit_class_means
 from securevfl.lab.audit.audit_one_run import FALSE_ALARM, audit_one_run
-from securevfl.lab.audit.audit_statistics import FALSE_FAILURE, AuditTest
+from securevfl.lab.audit.audit_statistics import (
+    FALSE_FAILURE,
+    RELEASES,
+    ROUNDS_EVENT,
+    Audited,
+    AuditSettings,
+    AuditTest,
+    Release,
+)
 from securevfl.lab.audit.audit_worlds import AuditStage
-from securevfl.lab.audit.settings import RELEASES, ROUNDS_EVENT, Audited, AuditSettings, Release
 from securevfl.launch.process import PartyCommand
 from securevfl.launch.spawn import reserved_port, run_party_processes
 from securevfl.transport.identity import SHORT_LIVED_DAYS, provision

@@ -18,7 +18,7 @@ from securevfl.federation.rounds.secondary import Secondary
 from securevfl.lab.audit import audit_one_run as one_run
 from securevfl.lab.audit import audit_worlds
 from securevfl.lab.audit.audit_report import AuditReport
-from securevfl.lab.audit.settings import AuditSettings
+from securevfl.lab.audit.audit_statistics import AuditSettings
 
 pytestmark = pytest.mark.statistical
 
