@@ -59,7 +59,7 @@ def link(
         from securevfl.config.reading import read_federation
         from securevfl.core import files
         from securevfl.core.shown_progress import RunProgress
-        from securevfl.lab.entry_points import link as link_tables
+        from securevfl.lab.links_alone import link as link_tables
         from securevfl.lab.study_outputs import similarities_plot
         from securevfl.runtime.run_folder import run_folder_for
 

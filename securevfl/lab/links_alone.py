@@ -17,6 +17,7 @@ from securevfl.core.formatting import Summarised, finite_or_none
 from securevfl.core.memory import peak_memory_bytes
 from securevfl.core.progress import LinksMade, Observer, Stage
 from securevfl.data.tables import KeyTable
+from securevfl.lab.one_run import kept_or_temporary
 from securevfl.linkage.links import NO_RECORD, LinkTable
 from securevfl.linkage.metrics.metric import ComparedKeys
 from securevfl.linkage.protections.protection import stack_similarities
@@ -26,6 +27,7 @@ from securevfl.linkage.stage.link_cache import CachedLinks, LinkCache, links_to_
 from securevfl.linkage.stage.linkage_parts import protection_of, reveals_of
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import read_keys
+from securevfl.runtime.run_options import FederationSource, resolve_federation
 
 Simpler = Literal["exact", "top1sim", "avgsim"]
 """Methods that FedSim is compared with, by which links they use as matches."""
@@ -417,3 +419,37 @@ def _curve(links: LinkTable) -> list[float]:
     places = np.linspace(0, len(distances) - 1, min(_CURVE_POINTS, len(distances)))
     curve: list[float] = (-distances[np.rint(places).astype(np.int64)]).tolist()
     return curve
+
+
+def link(
+    federation: FederationSource,
+    *,
+    out: Path | None = None,
+    data_root: Path | None = None,
+    estimate: bool = False,
+    observe: Observer = lambda _event: None,
+) -> LinkStudy:
+    """Link the tables of a federation in this process, and measure the quality of the links.
+
+    Args:
+        federation: Path of a federation file, or result of :func:`securevfl.read_federation`.
+        out: Folder for every party's lists, which later calls reuse; default: a temporary one.
+        data_root: Folder at which relative data paths start; default: that of the file, or the
+            current one.
+        estimate: Whether FedSim's Delta over simpler linkage is estimated too.
+        observe: Receives progress events.
+
+    Returns:
+        Figures by secondary, never a row or a record, and the curves of similarities.
+
+    Raises:
+        ConfigError: If a setting is impossible.
+        DataError: If a table can't be linked.
+
+    Reveals:
+        Nothing leaves the process, which holds all tables.
+    """
+    config, root = resolve_federation(federation, data_root, only_linkage=True)
+    with kept_or_temporary(out) as folder:
+        files.require_writable_folder(folder)
+        return study_links(config, root, folder, estimate=estimate, observe=observe)

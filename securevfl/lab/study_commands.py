@@ -30,8 +30,7 @@ from securevfl.core.progress import EpochDone, ProgressEvent, Warned
 from securevfl.core.shown_progress import bars
 
 if TYPE_CHECKING:
-    from securevfl.lab.engine import StudyOptions
-    from securevfl.lab.one_run import LeftOut, Run
+    from securevfl.lab.one_run import LeftOut, Run, StudyOptions
 
 app = typer.Typer()
 
@@ -77,9 +76,8 @@ def compare(
     with loading():
         from securevfl.config.reading import read_federation
         from securevfl.core import files
-        from securevfl.lab.comparison import Comparison
-        from securevfl.lab.engine import StudyOptions
-        from securevfl.lab.entry_points import compare_and_write
+        from securevfl.lab.comparison import Comparison, compare_and_write
+        from securevfl.lab.one_run import StudyOptions
         from securevfl.lab.study_outputs import comparison_plot
         from securevfl.runtime.run_options import warnings_about
 
@@ -195,10 +193,9 @@ def sweep(
     with loading():
         from securevfl.config.reading import read_federation
         from securevfl.core import files
-        from securevfl.lab.engine import StudyOptions
-        from securevfl.lab.entry_points import sweep_and_write
+        from securevfl.lab.one_run import StudyOptions
         from securevfl.lab.study_outputs import sweep_plot
-        from securevfl.lab.sweep import Sweep, parse_setting
+        from securevfl.lab.sweep import Sweep, parse_setting, sweep_and_write
         from securevfl.runtime.run_options import warnings_about
 
     config = read_federation(federation)

@@ -18,23 +18,25 @@ from securevfl.config.reading import parse_federation
 from securevfl.core import files
 from securevfl.core.errors import ConfigError, PrivacyError, SecureVflError
 from securevfl.federation.base import require_estimator
-from securevfl.lab.engine import Study, StudyOptions
 from securevfl.lab.one_run import (
     LeftOut,
     Recipe,
     Run,
+    Study,
+    StudyOptions,
+    StudyPlan,
     Task,
     by_name,
     cell,
     csv_of_runs,
+    kept_or_temporary,
     markdown,
     over_seeds,
     run_digest,
 )
 from securevfl.lab.study_outputs import TableStore
 from securevfl.models.registry import require_installed
-from securevfl.models.task_metrics import TaskMetric, metrics_of
-from securevfl.runtime.run_options import device_named
+from securevfl.runtime.run_options import FederationSource, device_named, resolve_federation
 from securevfl.version import __version__
 
 SEED: Final = "federation.seed"
@@ -287,31 +289,18 @@ ALONE: Final = "alone"
 
 _MOST_POINTS: Final = 10_000
 
+_DEFAULTS: Final = StudyOptions()
+
 
 @dataclass(frozen=True, kw_only=True)
-class Sweep:
+class Sweep(StudyPlan):
     """Settings to try on one federation file, and the folder of the runs."""
-
-    config: FederationConfig
-    """The federation file."""
 
     tried: tuple[Setting, ...]
     """Settings to try, ``federation.seed`` among them."""
 
-    data_root: Path
-    """Folder at which relative data paths start."""
-
-    folder: Path
-    """Folder of the runs; an interrupted sweep resumes from it."""
-
-    device: str = "cpu"
-    """Device of the models: ``"cpu"`` or ``"cuda"``."""
-
-    metric: str | None = None
-    """Metric to compare by; None: ``training.metric``."""
-
     def __post_init__(self) -> None:
-        metrics_of(self.config.federation.task, self.metric, named="metric")
+        StudyPlan.__post_init__(self)
         names = [setting.name for setting in self.tried]
         for name in names:
             if names.count(name) > 1:
@@ -341,12 +330,6 @@ class Sweep:
                         )
                 return setting.values
         return (self.config.federation.seed,)
-
-    @property
-    def metrics(self) -> tuple[TaskMetric, ...]:
-        """The task's metrics; the first is the one to compare by."""
-        training = self.config.training.metric
-        return metrics_of(self.config.federation.task, self.metric or training)
 
     @cached_property
     def source(self) -> dict[str, Any]:
@@ -598,3 +581,71 @@ def _settings_of(points: Mapping[str, Any], name: str) -> dict[str, str]:
     """Return a run's settings as columns of CSV; empty for the primary alone."""
     settings = points[name]["settings"] if name in points else {}
     return {setting: text_of(value) for setting, value in settings.items()}
+
+
+def sweep(
+    federation: FederationSource,
+    settings: Mapping[str, str | Sequence[Any]],
+    *,
+    out: Path | None = None,
+    metric: str | None = None,
+    device: str = "cpu",
+    data_root: Path | None = None,
+    options: StudyOptions = _DEFAULTS,
+) -> dict[str, Any]:
+    """Compare settings of one federation file in the simulator.
+
+    Args:
+        federation: Path of a federation file, or result of :func:`securevfl.read_federation`.
+        settings: Values by ``table.field``, or by ``seed``: a list, or a text such as
+            ``"1,10,50"`` or ``"0..4"``.
+        out: Folder for the table and the runs, from which a later call continues; default: a
+            temporary one.
+        metric: Metric to compare by; default: ``training.metric``.
+        device: ``"cpu"`` or ``"cuda"``.
+        data_root: Folder at which relative data paths start; default: that of the file, or the
+            current one.
+        options: Number of parallel runs, and callbacks.
+
+    Returns:
+        Contents of ``sweep.json``; see :func:`securevfl.lab.sweep.summary`.
+
+    Raises:
+        ConfigError: If a setting is impossible, or ``out`` holds runs of other settings.
+        DataError: If a table can't be read.
+        PrivacyError: If the privacy settings of a point contradict one another.
+        SecureVflError: If every point has failed.
+
+    Reveals:
+        Everything is inside one organisation: a sweep protects no party's table.
+    """
+    config, root = resolve_federation(federation, data_root)
+    tried = tuple(setting_of(name, values) for name, values in settings.items())
+    with kept_or_temporary(out) as folder:
+        asked = Sweep(
+            config=config, tried=tried, data_root=root, folder=folder, device=device, metric=metric
+        )
+        figures = sweep_and_write(asked, options)
+        if out is None:
+            del figures["folder"]
+        return figures
+
+
+def sweep_and_write(sweep: Sweep, options: StudyOptions) -> dict[str, Any]:
+    """Train a sweep, and write ``sweep.json``, ``.csv`` and ``.md``.
+
+    Args:
+        sweep: The settings to try, and the folder.
+        options: Number of parallel runs, and callbacks.
+
+    Returns:
+        Contents of ``sweep.json``.
+
+    Raises:
+        SecureVflError: As :func:`securevfl.lab.sweep.train_grid`.
+    """
+    results, failed = train_grid(sweep, options)
+    figures = summary(sweep, results, left_out=failed)
+    figures["folder"] = str(sweep.folder)
+    write_sweep(sweep.folder, figures, results)
+    return figures

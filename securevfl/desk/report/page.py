@@ -16,7 +16,6 @@ from securevfl.core.errors import ConfigError
 from securevfl.core.formatting import epsilon_in_words, format_figure
 from securevfl.core.progress import LinksCounted, links_in_words
 from securevfl.desk.report import plots
-from securevfl.desk.report.learned import Section, section_of
 from securevfl.desk.report.overview import (
     NOT_SIMULATED,
     channel_picture,
@@ -30,6 +29,7 @@ from securevfl.desk.report.overview import (
     setting_lines,
     summarise_attacks,
 )
+from securevfl.desk.report.plots import Section, section_of
 from securevfl.dp.statement import suspicion_in_words
 from securevfl.federation.run_plan import PredictionBudget, prediction_budget, predictions_in_words
 from securevfl.federation.session.membership import absences_in_words
