@@ -276,18 +276,8 @@ PLACEBO: Final = "placebo"
 _OTHERS_ON_A_SCREEN: Final = 3
 
 _CSV_FIELDS: Final = (
-    "method",
-    "family",
-    "seed",
-    "metric",
-    "test",
-    "validation",
-    "train",
-    "epochs",
-    "best_epoch",
-    "seconds",
-    "cpu_seconds",
-    "chosen",
+    *("method", "family", "seed", "metric", "test", "validation", "train"),
+    *("epochs", "best_epoch", "seconds", "cpu_seconds", "chosen"),
 )
 
 

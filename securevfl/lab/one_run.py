@@ -44,16 +44,8 @@ from securevfl.runtime.simulation import simulate_federation
 from securevfl.version import __version__
 
 _KEPT: Final = (
-    "metric",
-    "higher_is_better",
-    "train",
-    "validation",
-    "test",
-    "validation_metrics",
-    "test_metrics",
-    "epochs",
-    "best_epoch",
-    "placebos",
+    *("metric", "higher_is_better", "train", "validation", "test"),
+    *("validation_metrics", "test_metrics", "epochs", "best_epoch", "placebos"),
 )
 """Names of a simulated run's figures that its result keeps."""
 

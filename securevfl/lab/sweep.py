@@ -439,16 +439,8 @@ _COLUMNS_ON_A_SCREEN: Final = 3
 """Most columns of settings and further metrics together."""
 
 _CSV_FIELDS: Final = (
-    "seed",
-    "metric",
-    "test",
-    "validation",
-    "train",
-    "epsilon",
-    "epochs",
-    "best_epoch",
-    "seconds",
-    "cpu_seconds",
+    *("seed", "metric", "test", "validation", "train", "epsilon"),
+    *("epochs", "best_epoch", "seconds", "cpu_seconds"),
 )
 
 
