@@ -83,7 +83,6 @@ def label_success_of(
 
 
 def label_leak(
-    name: str,
     evidence: Evidence,
     guesses: Sequence[Guess],
     *,
@@ -102,7 +101,6 @@ def label_leak(
     rows = guesses[0].rows
     value, interval = label_success_of(evidence, guesses)
     return Leak(
-        attack=name,
         attacker=attacker,
         about=evidence.config.primary.name,
         channel=channel,
@@ -173,7 +171,6 @@ def _residual_signs(evidence: Evidence, _seeds: int) -> Iterator[attack.Leak]:
     if scores.shape[1] == 1:
         scores = np.hstack([-scores, scores])
     yield label_leak(
-        RESIDUAL_SIGNS.name,
         evidence,
         [Guess(rows, scores)],
         attacker=views[0].name,
@@ -197,7 +194,6 @@ def _class_sums(evidence: Evidence, _seeds: int) -> Iterator[attack.Leak]:
         others = others[evidence.linked_rows(view)[others]]
         elsewhere = label_success(evidence.labels[others], terms.reshape(len(terms), -1)[others])
         yield label_leak(
-            CLASS_SUMS.name,
             evidence,
             [guess],
             attacker=view.name,
@@ -234,7 +230,6 @@ def _row_numbers(evidence: Evidence, seeds: int) -> Iterator[attack.Leak]:
         scores[:, near.classes_] = near.predict_proba(inputs[~known])
         guesses.append(Guess(rows[~known], scores))
     yield label_leak(
-        ROW_NUMBERS.name,
         evidence,
         guesses,
         attacker="every secondary",
@@ -320,7 +315,6 @@ def _gradient_norm(evidence: Evidence, _seeds: int) -> Iterator[attack.Leak]:
     other = -lengths if rarer else lengths
     guess = Guess(rows, np.stack([other, -other], axis=1))
     yield label_leak(
-        GRADIENT_NORM.name,
         evidence,
         [guess],
         attacker=view.name,
@@ -341,7 +335,6 @@ def _gradient_direction(evidence: Evidence, seeds: int) -> Iterator[attack.Leak]
         left = ~np.isin(rows, known)
         guesses.append(Guess(rows[left], scores[left]))
     yield label_leak(
-        GRADIENT_DIRECTION.name,
         evidence,
         guesses,
         attacker=view.name,
@@ -364,7 +357,6 @@ def _gradient_clusters(evidence: Evidence, seeds: int) -> Iterator[attack.Leak]:
         scores = match_clusters(clusters, labels, classes=classes)
         guesses.append(Guess(rows, scores))
     yield label_leak(
-        GRADIENT_CLUSTERS.name,
         evidence,
         guesses,
         attacker=view.name,
@@ -439,7 +431,6 @@ def _model_completion(evidence: Evidence, seeds: int) -> Iterator[attack.Leak]:
         by_columns = _completion_guesses(evidence, own, rows, each=each, seeds=seeds)
         columns, _ = label_success_of(evidence, by_columns)
         leak = label_leak(
-            MODEL_COMPLETION.name,
             evidence,
             by_model,
             attacker=view.name,
@@ -539,7 +530,6 @@ def _own_clusters(evidence: Evidence, _seeds: int) -> Iterator[attack.Leak]:
             guesses.append(Guess(rows, scores))
         columns, _ = label_success_of(evidence, guesses[1:])
         yield label_leak(
-            OWN_CLUSTERS.name,
             evidence,
             guesses[:1],
             attacker=view.name,

@@ -83,7 +83,6 @@ def _similarity_distance(evidence: Evidence, _seeds: int) -> Iterator[attack.Lea
         known = _Similarities(evidence, view)
         right, guess = known.distances[known.rows], known.guess_distances()[known.rows]
         yield _leak(
-            SIMILARITY_DISTANCE.name,
             evidence,
             view,
             "R2; share of the distances' variance that is explained",
@@ -103,7 +102,6 @@ def _similarity_place(evidence: Evidence, seeds: int) -> Iterator[attack.Leak]:
         right = known.places[rows, slots]
         guess = np.mean([_places(known, rows, slots, seed=seed) for seed in range(seeds)], axis=0)
         yield _leak(
-            SIMILARITY_PLACE.name,
             evidence,
             view,
             "R2; share of the squared way from a row's key to a linked record's",
@@ -148,7 +146,6 @@ def _places(
 
 
 def _leak(
-    name: str,
     evidence: Evidence,
     view: PartyView,
     measure: str,
@@ -159,7 +156,6 @@ def _leak(
     seeds: int = 1,
 ) -> attack.Leak:
     return attack.Leak(
-        attack=name,
         attacker=evidence.config.primary.name,
         about=view.name,
         channel="similarities",
@@ -234,7 +230,6 @@ def _trilaterate(evidence: Evidence, seeds: int) -> Iterator[attack.Leak]:
             value = float((wrong <= near).mean())
             medians = spec.keys.key_range().step * np.median([wrong, trivial], axis=1)
             yield attack.Leak(
-                attack=TRILATERATION.name,
                 attacker=evidence.coordinator.name,
                 about=about,
                 channel="linkage",
@@ -413,7 +408,6 @@ def _guessed_ids(evidence: Evidence, seeds: int) -> Iterator[attack.Leak]:
         hits = round(float(np.mean(shares)) * len(wanted))
         listed = min(len(between), _GUESSES * len(own))
         yield attack.Leak(
-            attack=GUESSED_IDS.name,
             attacker=view.name,
             about=evidence.config.primary.name,
             channel="linkage",
@@ -450,7 +444,6 @@ def _code_frequencies(evidence: Evidence, _seeds: int) -> Iterator[attack.Leak]:
         guess = dict(zip(codes, ranked, strict=False))
         hits = sum(guess.get(key) == key for key in keys)
         yield attack.Leak(
-            attack=CODE_FREQUENCIES.name,
             attacker=coordinator.name,
             about=view.name,
             channel="linkage",
@@ -490,7 +483,6 @@ def _code_places(evidence: Evidence, seeds: int) -> Iterator[attack.Leak]:
             spread.append(((targets[left] - mean) ** 2).sum(axis=1))
         wrong, trivial = np.mean(errors, axis=0), np.mean(spread, axis=0)
         yield attack.Leak(
-            attack=CODE_PLACES.name,
             attacker=coordinator.name,
             about=view.name,
             channel="linkage",
