@@ -7,7 +7,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal
 
@@ -36,7 +36,7 @@ NOT_PRIVATE = (
 """The warning of a secondary's exported part."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Port:
     """An input or an output of a part."""
 
@@ -51,12 +51,7 @@ class Port:
 
     def as_json(self) -> dict[str, Any]:
         """Return the port for the description file."""
-        return {
-            "name": self.name,
-            "shape": list(self.shape),
-            "dtype": self.dtype,
-            "what": self.what,
-        }
+        return {**asdict(self), "shape": list(self.shape)}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -136,10 +131,10 @@ def _secondary(config: FederationConfig, model: SavedModel, table: PartyTable) -
         _features(model, "batch", links),
         *_keys(table, "batch", links),
         Port(
-            name="present",
-            shape=("batch", links),
-            dtype="bool",
-            what="which slots hold a record; nearest records come first",
+            "present",
+            ("batch", links),
+            "bool",
+            "which slots hold a record; nearest records come first",
         ),
     ]
     return ExportedPart(
@@ -147,10 +142,10 @@ def _secondary(config: FederationConfig, model: SavedModel, table: PartyTable) -
         module=SecondaryPart(_Scaling(model), bottom, aggregation, keys=table.key_dim > 0).eval(),
         inputs=tuple(inputs),
         output=Port(
-            name="representation",
-            shape=("batch", positions, width),
-            dtype="float32",
-            what=f"this party's clipped term of the average, before noise. {NOT_PRIVATE}",
+            "representation",
+            ("batch", positions, width),
+            "float32",
+            f"this party's clipped term of the average, before noise. {NOT_PRIVATE}",
         ),
     )
 
@@ -172,43 +167,41 @@ def _primary(config: FederationConfig, model: SavedModel, table: PartyTable) -> 
         _features(model, "batch"),
         *_keys(table, "batch"),
         Port(
-            name="aggregate",
-            shape=("batch", positions, width),
-            dtype="float32",
-            what="the average of the secondaries' terms; zeros where a row has no record anywhere",
+            "aggregate",
+            ("batch", positions, width),
+            "float32",
+            "the average of the secondaries' terms; zeros where a row has no record anywhere",
         ),
     ]
     reads_similarities = config.family.needs_similarities(config.model)
     if reads_similarities:
         inputs.append(
             Port(
-                name="similarities",
-                shape=("batch", len(config.secondaries), config.model.neighbours),
-                dtype="float32",
-                what="scaled similarity of each link, secondaries in the order of the federation "
+                "similarities",
+                ("batch", len(config.secondaries), config.model.neighbours),
+                "float32",
+                "scaled similarity of each link, secondaries in the order of the federation "
                 "file; NaN where a slot holds no record",
             )
         )
     if part.base is not None:
         inputs.append(
             Port(
-                name="base",
-                shape=("batch", model.head.outputs),
-                dtype="float32",
-                what="margins of the base, which model/base.skops has: a standardised number, log "
+                "base",
+                ("batch", model.head.outputs),
+                "float32",
+                "margins of the base, which model/base.skops has: a standardised number, log "
                 "odds, or log probabilities, which the joint model's are averaged with",
             )
         )
     if part.classes is None:
-        output = Port(
-            name="prediction", shape=("batch",), dtype="float64", what="in the label's unit"
-        )
+        output = Port("prediction", ("batch",), "float64", "in the label's unit")
     else:
         output = Port(
-            name="probabilities",
-            shape=("batch", len(part.classes)),
-            dtype="float64",
-            what="of each class, in the order of classes",
+            "probabilities",
+            ("batch", len(part.classes)),
+            "float64",
+            "of each class, in the order of classes",
         )
     return ExportedPart(
         model=model,
@@ -226,10 +219,10 @@ def _primary(config: FederationConfig, model: SavedModel, table: PartyTable) -> 
 
 def _features(model: SavedModel, *rows: str | int) -> Port:
     return Port(
-        name="features",
-        shape=(*rows, len(model.features)),
-        dtype="float32",
-        what="as the schema encodes columns; scaling is in the model",
+        "features",
+        (*rows, len(model.features)),
+        "float32",
+        "as the schema encodes columns; scaling is in the model",
     )
 
 
@@ -238,10 +231,10 @@ def _keys(table: PartyTable, *rows: str | int) -> list[Port]:
         return []
     return [
         Port(
-            name="keys",
-            shape=(*rows, table.key_dim),
-            dtype="float64",
-            what="in the keys' own units; scaling is in the model",
+            "keys",
+            (*rows, table.key_dim),
+            "float64",
+            "in the keys' own units; scaling is in the model",
         )
     ]
 
@@ -542,12 +535,9 @@ class Exported:
     def as_json(self) -> dict[str, Any]:
         """Return the content of ``--json``."""
         return {
-            "party": self.party,
-            "role": self.role,
+            **asdict(self),
             "path": str(self.path),
             "description": str(self.path.with_suffix(".json")),
-            "difference": self.difference,
-            "allowed": self.allowed,
             "private": self.role == "primary",
         }
 
