@@ -154,8 +154,7 @@ def party(
     ] = None,
     record_views: given.RecordViews = None,
     pretrain: Annotated[
-        bool,
-        typer.Option("--pretrain", help="For the primary: end when pretraining is done."),
+        bool, typer.Option("--pretrain", help="For the primary: end when pretraining is done.")
     ] = False,
     serve: Annotated[
         bool,

@@ -375,13 +375,7 @@ def check(
 
 
 def _check_peers(
-    federation: Path,
-    name: str,
-    identity: Path,
-    listen: str | None,
-    wait_s: float,
-    *,
-    as_json: bool,
+    federation: Path, name: str, identity: Path, listen: str | None, wait_s: float, *, as_json: bool
 ) -> None:
     with loading():
         from securevfl.config.reading import read_federation

@@ -206,11 +206,7 @@ def _primary(config: FederationConfig, model: SavedModel, table: PartyTable) -> 
     return ExportedPart(
         model=model,
         module=PrimaryModule(
-            _Scaling(model),
-            top,
-            model,
-            keys=table.key_dim > 0,
-            similarities=reads_similarities,
+            _Scaling(model), top, model, keys=table.key_dim > 0, similarities=reads_similarities
         ).eval(),
         inputs=tuple(inputs),
         output=output,

@@ -209,8 +209,7 @@ def advise(
     ] = 0.0,
     data_root: FileDataRoot = None,
     plot: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.svg", help="Draw what survives, and the dry run."),
+        Path | None, typer.Option(metavar="FILE.svg", help="Draw what survives, and the dry run.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -363,8 +362,7 @@ def contribution(
         typer.Option("--seed", help="Of orders and intervals; default: that of the run."),
     ] = None,
     plot: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.svg", help="Draw it; the report has it too."),
+        Path | None, typer.Option(metavar="FILE.svg", help="Draw it; the report has it too.")
     ] = None,
     federation: RunFederation = None,
     data_root: DataRoot = None,

@@ -101,8 +101,7 @@ class Comparison(StudyPlan):
 
 
 def compare_methods(
-    comparison: Comparison,
-    options: StudyOptions = _DEFAULTS,
+    comparison: Comparison, options: StudyOptions = _DEFAULTS
 ) -> list[dict[str, Any]]:
     """Train every method with every seed; runs that the folder has are read instead.
 
@@ -162,10 +161,7 @@ def compare_methods(
         if run.name in recipes
     ]
     with Study(
-        folder=comparison.folder,
-        device=comparison.device,
-        tables=store.by_digest,
-        options=options,
+        folder=comparison.folder, device=comparison.device, tables=store.by_digest, options=options
     ) as study:
         results = study.train(tasks)
         out |= study.failed

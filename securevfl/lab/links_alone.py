@@ -250,12 +250,7 @@ class LinkStudy(Summarised):
 
 
 def study_links(
-    config: FederationConfig,
-    data_root: Path,
-    folder: Path,
-    *,
-    estimate: bool,
-    observe: Observer,
+    config: FederationConfig, data_root: Path, folder: Path, *, estimate: bool, observe: Observer
 ) -> LinkStudy:
     """Link every secondary in this process, write each party's lists, and measure the links.
 
@@ -342,12 +337,7 @@ def _read(config: FederationConfig, party: PartySettings, data_root: Path) -> Ke
 
 
 def _link(
-    link: Linker,
-    spec: LinkSpec,
-    primary: KeyTable,
-    own: KeyTable,
-    folder: Path,
-    observe: Observer,
+    link: Linker, spec: LinkSpec, primary: KeyTable, own: KeyTable, folder: Path, observe: Observer
 ) -> tuple[CachedLinks, dict[str, Any], float, bool]:
     started = time.monotonic()
     observe(Stage(text=f"linking {own.name}"))

@@ -392,11 +392,7 @@ def _simulate(
 
 
 def _go_on(
-    own: FederationConfig,
-    tables: Mapping[str, PartyTable],
-    options: RunOptions,
-    *,
-    placebo: bool,
+    own: FederationConfig, tables: Mapping[str, PartyTable], options: RunOptions, *, placebo: bool
 ) -> dict[str, Any] | None:
     try:
         return simulate_federation(

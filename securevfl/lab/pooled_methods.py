@@ -156,10 +156,7 @@ def fit_table(
 
 
 def train_solo(
-    config: FederationConfig,
-    data: PrimaryData,
-    *,
-    settings: BaselineConfig | None = None,
+    config: FederationConfig, data: PrimaryData, *, settings: BaselineConfig | None = None
 ) -> BaselineResult:
     """Train the primary's own network on its features, and on its keys if the model has them."""
     return _fit(_own_inputs(config, data), config, data, settings)
@@ -383,9 +380,7 @@ def _model(
 
 
 def _outputs_by_round(
-    model: _Trees,
-    table: Float[np.ndarray, "rows inputs"],
-    head: TaskHead,
+    model: _Trees, table: Float[np.ndarray, "rows inputs"], head: TaskHead
 ) -> Iterator[Float[Tensor, "rows outputs"]]:
     """Yield the outputs after each round, as :class:`TaskHead` reads them."""
     if isinstance(model, HistGradientBoostingRegressor):

@@ -94,11 +94,7 @@ def compare(
         metric=metric,
     )
     figures = _train(
-        comparison,
-        compare_and_write,
-        jobs=jobs,
-        names=len(comparison.trained_methods),
-        seeds=seeds,
+        comparison, compare_and_write, jobs=jobs, names=len(comparison.trained_methods), seeds=seeds
     )
     values = {
         name: method["seeds"]

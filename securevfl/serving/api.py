@@ -267,9 +267,7 @@ def _rows_of(body: bytes, most_rows: int) -> list[Any]:
     except (ValueError, RecursionError):
         asked = None
     if not isinstance(asked, dict):
-        raise BadRowsError(
-            ['the body must be JSON: {"rows": [{...}, ...]} or {"row": {...}}'],
-        )
+        raise BadRowsError(['the body must be JSON: {"rows": [{...}, ...]} or {"row": {...}}'])
     for name in asked:
         if name not in ("rows", "row"):
             shown = name[:_LONGEST_NAME]

@@ -637,10 +637,7 @@ def _plan(check: Check, config: FederationConfig, primary: PartyCheck | None) ->
             facts = run_facts(config, table)[1]
         elif config.regime.releases_once:
             facts = RunFacts(
-                rows=_SOME_ROWS,
-                train_rows=_SOME_ROWS - 2,
-                validation_rows=1,
-                test_rows=1,
+                rows=_SOME_ROWS, train_rows=_SOME_ROWS - 2, validation_rows=1, test_rows=1
             )
         else:
             return

@@ -227,11 +227,7 @@ def _party(proposal: Proposal, number: int) -> str:
     data, reading = [f"data = {toml_value(table.data)}"], _reading(table.reading)
     if _lies_elsewhere(table):
         data, reading = [f"data = {toml_value(_own_file(table))}{_aside('says where it lies')}"], []
-    lines += [
-        *data,
-        *reading,
-        f"key = {toml_value(proposal.keys.columns[table.name])}",
-    ]
+    lines += [*data, *reading, f"key = {toml_value(proposal.keys.columns[table.name])}"]
     if not number:
         lines.append(f"label = {toml_value(proposal.label)}")
         if proposal.positive is not None:

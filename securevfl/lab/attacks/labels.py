@@ -170,12 +170,7 @@ def _residual_signs(evidence: Evidence, _seeds: int) -> Iterator[attack.Leak]:
     scores = np.concatenate([line["residuals"].numpy() for line in lines]).astype(np.float64)
     if scores.shape[1] == 1:
         scores = np.hstack([-scores, scores])
-    yield label_leak(
-        evidence,
-        [Guess(rows, scores)],
-        attacker=views[0].name,
-        channel="residuals",
-    )
+    yield label_leak(evidence, [Guess(rows, scores)], attacker=views[0].name, channel="residuals")
 
 
 def _class_sums(evidence: Evidence, _seeds: int) -> Iterator[attack.Leak]:
