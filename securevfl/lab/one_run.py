@@ -1,4 +1,4 @@
-"""One run of a study: train it, and write the file that marks it as done."""
+"""Runs of a study: trained in this process or in others, each with a file that marks it as done."""
 
 import csv
 import dataclasses

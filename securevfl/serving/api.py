@@ -1,4 +1,13 @@
-"""The HTTP API over an asker: predictions, health, budgets, figures and the schema of a row."""
+"""The HTTP API over an asker: predictions, health, budgets, figures, and rows as JSON.
+
+A feature that may be missing may be left out. Columns that the model does not know are left out of
+account, as they are in a file of new rows; in a row that lacks a feature they are refused, since a
+misspelt name would otherwise be a missing value.
+
+Rows are counted before they are read, each is checked for the model's own columns alone, and the
+check ends soon after :data:`MOST_LINES` problems: what a body costs follows from its size, whatever
+it holds.
+"""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Guard in front of the HTTP application: token, rate, size and time of a body, log of requests.
+"""Guard in front of the HTTP application: token, rate, size and time of a body, log and figures.
 
 Only a request for predictions that shows the token has its body read, and only a whole body goes
 on. The log has method, path, status and time. Paths that the server does not have, queries, headers

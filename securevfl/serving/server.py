@@ -1,4 +1,4 @@
-"""HTTP server: socket, signals, and an end that answers every request."""
+"""HTTP server: the model's parties, socket, signals, and an end that answers every request."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""The report's plots, as inline SVG: no file, no script, no font from elsewhere."""
+"""The report's plots and what was learned, as inline SVG: no file, no script, no font from elsewhere."""
 
 import html
 import io

@@ -1,4 +1,4 @@
-"""Kit of one party: a folder for its IT, and the exchange of certificates.
+"""Kit of one party: a folder for its IT, the exchange of certificates, and checks with its peers.
 
 ``securevfl identity provision`` makes the folder, ``securevfl identity join`` takes in the
 certificates that the other parties send, and writes their public keys into the party's copy of the

@@ -1,4 +1,4 @@
-"""Attacks on labels: guesses, direct inference, and what gradients show."""
+"""Attacks on labels: guesses, direct inference, gradients, and what own encoders have learned."""
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence

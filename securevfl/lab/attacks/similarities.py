@@ -1,4 +1,4 @@
-"""Distances and places of records from FedSim's noised similarities.
+"""Keys and ids from linkage and from FedSim's noised similarities.
 
 References:
     [FedSim] section 5.2 (greedy attack: the most likely distance, each alone) and appendix B,
