@@ -1,4 +1,9 @@
-"""Value of each partner of a finished run, with the saved model and with a retrained one."""
+"""Value of each partner of a finished run, with the saved model and with a retrained one.
+
+A game is a function of coalitions, sets of partners: the value of a model with these and no others.
+All results are linear in the values of coalitions, and each resample of the test rows gives every
+coalition one value; so intervals are paired by rows, however coalitions are combined.
+"""
 
 import hashlib
 import itertools

@@ -1,4 +1,7 @@
-"""A run's report: one HTML file, made from the run folder alone."""
+"""A run's report: one HTML file, made from the run folder alone.
+
+A secondary's own page is made from the federation file and that party's own facts and ledger.
+"""
 
 import math
 from collections.abc import Mapping, Sequence

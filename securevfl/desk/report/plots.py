@@ -1,4 +1,7 @@
-"""The report's plots and what was learned, as inline SVG: no file, no script, no font from elsewhere."""
+"""The report's plots, as inline SVG: no file, no script, no font from elsewhere.
+
+Pictures of a model's use of links come each with its interpretation.
+"""
 
 import html
 import io

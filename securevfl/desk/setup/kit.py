@@ -3,6 +3,10 @@
 ``securevfl identity provision`` makes the folder, ``securevfl identity join`` takes in the
 certificates that the other parties send, and writes their public keys into the party's copy of the
 federation file.
+
+``securevfl check FED.toml --name NAME --identity DIR --peers`` runs at all parties at the same
+time: the primary listens at its port and the others call it, as in a run. Each sends the other its
+version, its clock and the hash of its federation file, and nothing of a table.
 """
 
 import base64

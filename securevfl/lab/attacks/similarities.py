@@ -3,6 +3,8 @@
 References:
     [FedSim] section 5.2 (greedy attack: the most likely distance, each alone) and appendix B,
     which leaves attackers that read several similarities together to others; here is one.
+    [VSCR13] Vatsalan et al., A Taxonomy of Privacy-preserving Record Linkage Techniques, 2013,
+    section 3.4 (dictionary and frequency attacks).
 """
 
 from collections import Counter

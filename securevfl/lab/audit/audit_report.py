@@ -1,4 +1,19 @@
-"""``securevfl lab audit``: real rounds of the installed code, and tests of their releases."""
+"""``securevfl lab audit``: real rounds of the installed code, and tests of their releases.
+
+Training behind noise is audited in one run. Every row has two records nearby, at opposite ends of
+the clip: a coin decides whether the first is there, and the second takes its place where it is not.
+All coins are guessed at once: from all releases of the training, as the primary has them, and from
+all noised updates, which a promise covers as if they were published. How many guesses are right
+bounds epsilon from below.
+
+Links, plan, clip, ring, noise, ledger and updates are those of a run. The audit's own are the
+tables, a bottom model that is linear, so that a record has weights of its own, and gradients longer
+than the clip allows.
+
+References:
+    [SNJ23] T. Steinke, M. Nasr, M. Jagielski, Privacy Auditing with One (1) Training Run, NeurIPS
+    2023 (arXiv:2305.08846), Algorithm 1 and Theorem 3.1.
+"""
 
 import math
 import sys
