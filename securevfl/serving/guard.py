@@ -34,47 +34,28 @@ class ServiceMetrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
+        own: dict[str, Any] = {"registry": self._registry}
+        timed: dict[str, Any] = {"buckets": _SECONDS, **own}
         self._answers = Counter(
-            "securevfl_http_requests",
-            "HTTP requests answered",
-            ["path", "status"],
-            registry=self._registry,
+            "securevfl_http_requests", "HTTP requests answered", ["path", "status"], **own
         )
-        self._seconds = Histogram(
-            "securevfl_http_seconds",
-            "Seconds from a request's first byte to its answer",
-            ["path"],
-            buckets=_SECONDS,
-            registry=self._registry,
-        )
-        self._rows = Counter(
-            "securevfl_predicted_rows", "Rows predicted and charged", registry=self._registry
-        )
-        self._requests = Counter(
-            "securevfl_predict_requests",
-            "Requests to the parties; several HTTP requests may share one",
-            registry=self._registry,
-        )
+        request = "Seconds from a request's first byte to its answer"
+        self._seconds = Histogram("securevfl_http_seconds", request, ["path"], **timed)
+        self._rows = Counter("securevfl_predicted_rows", "Rows predicted and charged", **own)
+        shared = "Requests to the parties; several HTTP requests may share one"
+        self._requests = Counter("securevfl_predict_requests", shared, **own)
         self._asked = Histogram(
-            "securevfl_predict_seconds",
-            "Seconds of a request to the parties",
-            buckets=_SECONDS,
-            registry=self._registry,
+            "securevfl_predict_seconds", "Seconds of a request to the parties", **timed
         )
-        self._ready = Gauge(
-            "securevfl_ready", "1 while all parties are connected", registry=self._registry
-        )
-        self._spent = Gauge(
-            "securevfl_prediction_epsilon_spent",
-            "Epsilon that predictions of this model have spent, by party",
-            ["party"],
-            registry=self._registry,
-        )
-        self._budget = Gauge(
-            "securevfl_prediction_epsilon_budget",
-            "Epsilon that predictions of this model may spend, by party",
-            ["party"],
-            registry=self._registry,
+        self._ready = Gauge("securevfl_ready", "1 while all parties are connected", **own)
+        self._spent, self._budget = (
+            Gauge(
+                f"securevfl_prediction_epsilon_{name}",
+                f"Epsilon that predictions of this model {what}, by party",
+                ["party"],
+                **own,
+            )
+            for name, what in (("spent", "have spent"), ("budget", "may spend"))
         )
 
     def count_answer(self, path: str, status: int, seconds: float) -> None:

@@ -144,20 +144,10 @@ def bytes_plot(traffic: Mapping[str, Mapping[str, int]]) -> str:
     names = list(traffic)
     places = range(len(names))
     height = 0.38
-    axes.barh(
-        [place - height / 2 for place in places],
-        [traffic[name]["sent"] / 1e6 for name in names],
-        height,
-        color=BLUE,
-        label="sent",
-    )
-    axes.barh(
-        [place + height / 2 for place in places],
-        [traffic[name]["received"] / 1e6 for name in names],
-        height,
-        color=GREY,
-        label="received",
-    )
+    for side, (kind, colour) in zip((-1, 1), (("sent", BLUE), ("received", GREY)), strict=True):
+        lines = [place + side * height / 2 for place in places]
+        values = [traffic[name][kind] / 1e6 for name in names]
+        axes.barh(lines, values, height, color=colour, label=kind)
     axes.set_yticks(list(places), names)
     axes.invert_yaxis()
     axes.legend(fontsize=8, frameon=False)
