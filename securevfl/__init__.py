@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     from securevfl.desk.estimators import FederatedClassifier, FederatedRegressor
     from securevfl.lab import datasets
     from securevfl.lab.audit.audit_report import audit
-    from securevfl.lab.audit.settings import AuditSettings
+    from securevfl.lab.audit.audit_statistics import AuditSettings
+    from securevfl.lab.comparison import compare
     from securevfl.lab.contribution import Contribution, contribution
-    from securevfl.lab.engine import StudyOptions
-    from securevfl.lab.entry_points import compare, link, sweep
+    from securevfl.lab.links_alone import link
+    from securevfl.lab.one_run import StudyOptions
+    from securevfl.lab.sweep import sweep
     from securevfl.models.family import PretrainingSettings
     from securevfl.runtime.entry import simulate, train
     from securevfl.runtime.predictions import Predictions

@@ -13,8 +13,10 @@ at random in every method, as these ask for.
 import argparse
 import dataclasses
 import itertools
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,10 +25,14 @@ from scipy.spatial import cKDTree
 from sklearn.datasets import make_classification
 
 import securevfl as sv
+
+sys.path.append(str(Path(__file__).parents[2]))
+
+from research.common.full_tables import load_full
 from securevfl.data.tables import PartyTable
 from securevfl.federation.base import own_inputs, targets_of, task_head
 from securevfl.federation.run_plan import run_facts
-from securevfl.lab.datasets import load_folder, load_full
+from securevfl.lab.datasets import load_folder
 from securevfl.models.alone.margins import OwnInputs, fit_margins
 
 

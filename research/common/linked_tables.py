@@ -8,8 +8,9 @@ import numpy as np
 import pandas as pd
 from sklearn.datasets import make_classification
 
+from research.common.full_tables import load_full
 from securevfl.data.tables import PartyTable
-from securevfl.lab.datasets import load_folder, load_full, split_pair, write_tables
+from securevfl.lab.datasets import load_folder, split_pair, write_tables
 
 Task = Literal["regression", "binary", "multiclass"]
 SPLIT_SEED = 0

@@ -29,8 +29,8 @@ sys.path.append(str(Path(__file__).parents[2]))
 from research.common.aligned.views import scarce_rows
 from research.fedhssl import methods
 from research.fedhssl.fedhssl import PAPER_SETS, SETS, Results, timed
-from securevfl.lab.attacks.own_models import KNOWN, completed_head, standardise
-from securevfl.lab.trade_off import Protected, calibrated_averaged_performance
+from research.fedhssl.trade_off import Protected, calibrated_averaged_performance
+from securevfl.lab.attacks.labels import KNOWN, completed_head, standardise
 from securevfl.stages.pretraining.family import FedHSSLBottom
 
 Line = dict[str, Any]

@@ -16,7 +16,9 @@ Run: ``SECUREVFL_DATA=... python research/fedhssl/speed.py [--data mfeat] [--jso
 import argparse
 import json
 import statistics
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +26,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from securevfl.lab.datasets import load_full
+sys.path.append(str(Path(__file__).parents[2]))
+
+from research.common.full_tables import load_full
 from securevfl.models.family import PretrainingSettings
 from securevfl.stages.pretraining.augment import CorruptedFeatures
 from securevfl.stages.pretraining.encoders import FedHSSLConfig

@@ -14,6 +14,7 @@ import argparse
 import dataclasses
 import itertools
 import statistics
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,11 +24,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+sys.path.append(str(Path(__file__).parents[2]))
+
+from research.common.full_tables import load_full
+from research.fet.uneven import split_unevenly
 from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import parse_federation
 from securevfl.core.conventions import derive_seed
 from securevfl.data.tables import PartyTable
-from securevfl.lab.datasets import load_builtin, load_folder, load_full, split_table
+from securevfl.lab.datasets import load_builtin, load_folder, split_table
 from securevfl.models.fet.family import FeTFamily
 from securevfl.models.fet.positions import distance_correlation, fourier_positions, key_grid
 from securevfl.models.fet.settings import FeTConfig
@@ -98,15 +103,20 @@ def study_of(
         return Study(tables=[primary, secondary], task="regression", neighbours=10, epochs=8)
     table = load_builtin(name) if name == "digits" else load_full(name)
     chosen = np.random.RandomState(0).permutation(len(table.y))[:rows]
-    tables = split_table(
-        table.X[chosen],
-        table.y[chosen],
-        parties=parties,
-        key_noise=key_noise,
-        seed=seed,
-        task=table.task,
-        by=by,
-        weights=weights,
+    X, y = table.X[chosen], table.y[chosen]
+    tables = (
+        split_table(X, y, parties=parties, key_noise=key_noise, seed=seed, task=table.task)
+        if by == "random"
+        else split_unevenly(
+            X,
+            y,
+            parties=parties,
+            by=by,
+            weights=weights,
+            key_noise=key_noise,
+            seed=seed,
+            task=table.task,
+        )
     )
     bounds = {"digits": (-6.0, 16.0), "gisette": (-1.0, 1.0)}.get(name, (0.0, 255.0))
     return Study(tables=tables, task=table.task, neighbours=5, epochs=12, bounds=bounds)

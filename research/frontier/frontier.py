@@ -38,6 +38,7 @@ import torch
 sys.path.append(str(Path(__file__).parents[2]))
 
 from research.common.figure_files import OF_A_RUN, keep
+from research.common.full_tables import load_full
 from research.common.linked_tables import Tables, write_table
 from research.frontier.table import Found, draw, noise_at, print_table
 from research.frontier.waterfall import STEPS, Enlarged, steps
@@ -47,7 +48,7 @@ from securevfl.config.reading import parse_federation
 from securevfl.core.errors import PrivacyError
 from securevfl.data.tables import PartyTable
 from securevfl.federation.base import Base
-from securevfl.lab.datasets import load_builtin, load_full, split_table, train_on_all_features
+from securevfl.lab.datasets import load_builtin, split_table, train_on_all_features
 from securevfl.runtime.launching import train_in_processes
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.simulation import simulate_federation

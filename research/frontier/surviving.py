@@ -12,7 +12,7 @@ import math
 
 from securevfl.dp.privacy import Privacy, UnitName
 from securevfl.dp.release_plan import FittingPlan, ReleasePlan
-from securevfl.lab.survival import noise_a_number, partners_for_half, surviving_share
+from securevfl.lab.advice import noise_a_number, partners_for_half, surviving_share
 
 UNITS: tuple[UnitName, ...] = ("secondary-record", "entity", "linked-row")
 _ROWS = 10_000

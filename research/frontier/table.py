@@ -9,7 +9,7 @@ import numpy as np
 
 from research.common.panels import panels_of, save
 from research.frontier.surviving import any_code, plan_of
-from securevfl.lab.survival import noise_a_number, surviving_share
+from securevfl.lab.advice import noise_a_number, surviving_share
 
 Found = dict[str, dict[str, Any]]
 """Mean, deviation and seeds' values of every column, by method and epsilon."""

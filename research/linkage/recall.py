@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from securevfl.lab.link_quality import link_quality
+from securevfl.lab.links_alone import link_quality
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.metrics.metric import Field
 from securevfl.linkage.metrics.points import EuclideanKeys

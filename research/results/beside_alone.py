@@ -28,11 +28,12 @@ import tomli_w
 sys.path.append(str(Path(__file__).parents[2]))
 
 from research.common.figure_files import OF_A_RUN, keep
+from research.common.full_tables import load_full
 from research.common.linked_tables import Tables, fate, letter, places, synthetic
 from research.common.panels import panels_of, save
 from securevfl.config.sections import BaseSettings
 from securevfl.data.tables import PartyTable
-from securevfl.lab.datasets import load_builtin, load_full, split_table
+from securevfl.lab.datasets import load_builtin, split_table
 from securevfl.lab.study_commands import compare
 
 MADE_SEED = 0

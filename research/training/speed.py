@@ -30,10 +30,14 @@ import numpy as np
 import torch
 
 import securevfl as sv
+
+sys.path.append(str(Path(__file__).parents[2]))
+
+from research.common.full_tables import load_full
 from securevfl.core.memory import keep_freed_memory
 from securevfl.core.progress import ProgressEvent, RoundDone
 from securevfl.data.tables import PartyTable
-from securevfl.lab.datasets import load_folder, load_full, split_table
+from securevfl.lab.datasets import load_folder, split_table
 from securevfl.models.fedsim import FedSimConfig
 from securevfl.models.fet.settings import FeTConfig
 

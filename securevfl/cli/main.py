@@ -117,8 +117,7 @@ def _version(show: bool) -> bool:
 @app.callback()
 def _options(
     version: Annotated[  # noqa: ARG001 - its callback has printed it
-        bool,
-        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
     log_json: Annotated[
         Path | None,

@@ -375,17 +375,11 @@ def check(
 
 
 def _check_peers(
-    federation: Path,
-    name: str,
-    identity: Path,
-    listen: str | None,
-    wait_s: float,
-    *,
-    as_json: bool,
+    federation: Path, name: str, identity: Path, listen: str | None, wait_s: float, *, as_json: bool
 ) -> None:
     with loading():
         from securevfl.config.reading import read_federation
-        from securevfl.desk.setup.before_run import run_peer_checks
+        from securevfl.desk.setup.kit import run_peer_checks
 
     console, results = Console(), []
     config = read_federation(federation)

@@ -87,11 +87,7 @@ def settings_of(params: Mapping[str, Any], *, task: Task, rows: int) -> PresetSe
             privacy=Privacy(mechanism="none"),
             base=BaseSettings().estimator,
         )
-    kinds = {
-        "training": TrainingSettings,
-        "pretraining": PretrainingSettings,
-        "privacy": Privacy,
-    }
+    kinds = {"training": TrainingSettings, "pretraining": PretrainingSettings, "privacy": Privacy}
     for name, kind in kinds.items():
         if not isinstance(params[name], kind | None):
             raise ConfigError(f"{name}: must be {kind.__name__}(...), got {params[name]!r:.60}")
@@ -196,10 +192,7 @@ def plain_frame(X: Any) -> pd.DataFrame:
         DataError: If it is no frame.
         ValueError: If it is empty.
     """
-    frame = as_pandas(
-        X.reset_index(drop=True) if isinstance(X, pd.DataFrame) else X,
-        where="X",
-    )
+    frame = as_pandas(X.reset_index(drop=True) if isinstance(X, pd.DataFrame) else X, where="X")
     for what, number in (("sample", len(frame)), ("feature", frame.shape[1])):
         if number == 0:
             raise ValueError(f"X has 0 {what}(s), while a minimum of 1 is required")
@@ -241,11 +234,7 @@ def key_columns(
 
 
 def partner_tables(
-    secondaries: Any,
-    key: Sequence[str] | dict[str, KeyKind],
-    *,
-    declared: bool,
-    bounds: Any,
+    secondaries: Any, key: Sequence[str] | dict[str, KeyKind], *, declared: bool, bounds: Any
 ) -> list[PartyTable]:
     """Return the other parties' tables.
 
@@ -441,11 +430,7 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
             setattr(self, name, given[name])
 
     @classmethod
-    def from_run(
-        cls: type[Own],
-        run: str | Path | RunResult,
-        **source: Unpack[RunSource],
-    ) -> Own:
+    def from_run(cls: type[Own], run: str | Path | RunResult, **source: Unpack[RunSource]) -> Own:
         """Return an estimator that predicts with the model of a run that has ended.
 
         The run may be one of parties on several machines: with ``identity``, this is the primary,
@@ -471,10 +456,7 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         return made
 
     def fit(
-        self: Own,
-        X: Any,
-        y: Any,
-        secondaries: Iterable[Any] | Mapping[str, Any] | None = None,
+        self: Own, X: Any, y: Any, secondaries: Iterable[Any] | Mapping[str, Any] | None = None
     ) -> Own:
         """Train the federation, all parties of it in this process.
 

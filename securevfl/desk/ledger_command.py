@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from securevfl.ledger.ledger_file import Book, LedgerSummary, UnitSpent
 
 app = typer.Typer(
-    no_args_is_help=True,
-    help="Show, limit and verify what all runs on a table have spent.",
+    no_args_is_help=True, help="Show, limit and verify what all runs on a table have spent."
 )
 
 _RUN_DIGITS: Final = 8

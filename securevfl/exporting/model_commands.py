@@ -35,8 +35,7 @@ def export(
     A secondary's file gives representations of single records before noise: it is NOT private.
     """
     with loading():
-        from securevfl.exporting.export import export_run
-        from securevfl.exporting.parts import NOT_PRIVATE
+        from securevfl.exporting.export import NOT_PRIVATE, export_run
         from securevfl.runtime.run_folder import federation_of_run
 
     config = federation_of_run(run, federation)

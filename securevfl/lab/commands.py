@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Mapping
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -11,7 +12,6 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from rich.text import Text
 
 from securevfl.core.command_line import (
     AsJson,
@@ -59,7 +59,7 @@ def link(
         from securevfl.config.reading import read_federation
         from securevfl.core import files
         from securevfl.core.shown_progress import RunProgress
-        from securevfl.lab.entry_points import link as link_tables
+        from securevfl.lab.links_alone import link as link_tables
         from securevfl.lab.study_outputs import similarities_plot
         from securevfl.runtime.run_folder import run_folder_for
 
@@ -178,13 +178,8 @@ def _format_quantiles(quantiles: Mapping[str, float]) -> str:
 
 
 _ADVICE_HEADINGS: Final = (
-    "epsilon",
-    "noise",
-    "blocks",
-    "blocks, spread",
-    "shared",
-    "partners",
-    "rows",
+    *("epsilon", "noise", "blocks", "blocks, spread"),
+    *("shared", "partners", "rows"),
 )
 _ADVICE_LEGEND: Final = (
     "noise: of a number, over the length of one record in it; blocks, shared: the share of a "
@@ -214,8 +209,7 @@ def advise(
     ] = 0.0,
     data_root: FileDataRoot = None,
     plot: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.svg", help="Draw what survives, and the dry run."),
+        Path | None, typer.Option(metavar="FILE.svg", help="Draw what survives, and the dry run.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -285,12 +279,7 @@ def _print_advice(console: Console, advice: "Advice") -> None:
         f"{_format_count(secondaries, 'secondary', 'secondaries')}, "
         f"{advice.training_rows:,} training rows",
     )
-    table = Table()
-    for heading in _ADVICE_HEADINGS:
-        table.add_column(heading, justify="right")
-    for bound in advice.bounds:
-        table.add_row(*_cells(bound))
-    console.print(table)
+    print_figures(console, [_ADVICE_HEADINGS, *map(_cells, advice.bounds)])
     say(console, "", _ADVICE_LEGEND)
     _print_settings(console, advice)
     if advice.rehearsed:
@@ -336,24 +325,22 @@ def _print_rehearsal(console: Console, advice: "Advice") -> None:
         f"{_format_count(len(first.aside), 'pretended secondary', 'pretended secondaries')}"
         f"{drawn}; alone is the primary on the columns that were left",
     )
-    table = Table(title=Text(f"rehearsed test {metric}"), title_justify="left")
-    for heading in ("epsilon", "alone", "with partners", "gain", "gain by seed", "joint answers"):
-        table.add_column(heading, justify="right")
+    number = partial(format_figure, digits=3)
+    rows = [["epsilon", "alone", "with partners", "gain", "gain by seed", "joint answers"]]
     for rehearsal in advice.rehearsed:
-        deviation = (
-            ""
-            if rehearsal.deviation is None
-            else f" ± {format_figure(rehearsal.deviation, digits=3)}"
+        spread = rehearsal.deviation
+        rows.append(
+            [
+                "none" if rehearsal.epsilon is None else f"{rehearsal.epsilon:g}",
+                number(rehearsal.alone),
+                number(rehearsal.test),
+                number(rehearsal.gain, sign="+")
+                + ("" if spread is None else f" ± {number(spread)}"),
+                " ".join(number(gain, sign="+") for gain in rehearsal.gains),
+                f"{rehearsal.used} of {len(rehearsal.gains)}",
+            ]
         )
-        table.add_row(
-            "none" if rehearsal.epsilon is None else f"{rehearsal.epsilon:g}",
-            format_figure(rehearsal.alone, digits=3),
-            format_figure(rehearsal.test, digits=3),
-            f"{format_figure(rehearsal.gain, sign='+', digits=3)}{deviation}",
-            " ".join(format_figure(gain, sign="+", digits=3) for gain in rehearsal.gains),
-            f"{rehearsal.used} of {len(rehearsal.gains)}",
-        )
-    console.print(table)
+    print_figures(console, rows, title=f"rehearsed test {metric}")
     for rehearsal in advice.rehearsed:
         say(console, "", rehearsal.verdict())
     say(console, "", NO_PROMISE)
@@ -375,8 +362,7 @@ def contribution(
         typer.Option("--seed", help="Of orders and intervals; default: that of the run."),
     ] = None,
     plot: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.svg", help="Draw it; the report has it too."),
+        Path | None, typer.Option(metavar="FILE.svg", help="Draw it; the report has it too.")
     ] = None,
     federation: RunFederation = None,
     data_root: DataRoot = None,
@@ -501,7 +487,7 @@ def audit(
             as_json=as_json,
         )
         return
-    from securevfl.lab.audit.settings import AuditSettings
+    from securevfl.lab.audit.audit_statistics import AuditSettings
 
     settings = AuditSettings(
         secondaries=secondaries,
@@ -616,22 +602,15 @@ def _print_audit(report: "AuditReport") -> None:
 
     console = Console()
     for release, tests in report.tests.items():
-        table = Table(title=f"{release}: {_RELEASES[release]}", title_justify="left")
-        table.add_column("test", no_wrap=True)
-        for column in ("statistic", "threshold", "power"):
-            table.add_column(column, justify="right", no_wrap=True)
-        table.add_column("verdict", no_wrap=True)
+        rows = [["test", "statistic", "threshold", "power", "verdict"]]
         for test in tests:
             sign = ">=" if test.passes_if == "at least" else "<="
-            table.add_row(
-                test.name,
-                f"{test.statistic:.4g}",
-                f"{sign} {test.threshold:.4g}",
-                # Rounded down: 0.99996 must not be shown as certainty.
-                f"{int(test.power * 1e4) / 1e4:.4f}",
-                test.verdict if test.verdict == "pass" else "[bold red]FAIL[/bold red]",
-            )
-        console.print(table)
+            # Rounded down: 0.99996 must not be shown as certainty.
+            power = f"{int(test.power * 1e4) / 1e4:.4f}"
+            verdict = "pass" if test.verdict == "pass" else "FAIL"
+            limits = f"{test.statistic:.4g}", f"{sign} {test.threshold:.4g}"
+            rows.append([test.name, *limits, power, verdict])
+        print_figures(console, rows, title=f"{release}: {_RELEASES[release]}")
     console.print("power: the probability that a test fails the mechanism if")
     against = {test.name: test.against for tests in report.tests.values() for test in tests}
     for name, mistake in against.items():

@@ -12,16 +12,19 @@ from securevfl.core import checks, files
 from securevfl.core.conventions import Task as LabelTask
 from securevfl.core.errors import ConfigError, SecureVflError
 from securevfl.data.tables import PartyTable
-from securevfl.lab.engine import Study, StudyOptions
 from securevfl.lab.methods import ALONE, IN_ONE_PLACE, method_family
 from securevfl.lab.one_run import (
     LeftOut,
     Recipe,
     Run,
+    Study,
+    StudyOptions,
+    StudyPlan,
     Task,
     by_name,
     cell,
     csv_of_runs,
+    kept_or_temporary,
     markdown,
     method_adaptations,
     method_config,
@@ -34,7 +37,7 @@ from securevfl.lab.pooled_methods import require_fitting
 from securevfl.lab.study_outputs import TableStore, digest_of_tables, tables_for
 from securevfl.models.registry import family_named, require_installed
 from securevfl.models.task_metrics import TaskMetric, metrics_of
-from securevfl.runtime.run_options import device_named
+from securevfl.runtime.run_options import FederationSource, device_named, resolve_federation
 from securevfl.version import __version__
 
 _DEFAULTS: Final = StudyOptions()
@@ -44,11 +47,8 @@ AUTO: Final = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class Comparison(StudyPlan):
     """Methods to compare on one federation file, and the folder of the runs."""
-
-    config: FederationConfig
-    """The federation file; its ``[methods]`` may say more of each method."""
 
     methods: tuple[str, ...]
     """Names of families, of ``alone`` and ``combine``, or of ``[methods.NAME]`` tables; ``auto``
@@ -57,21 +57,9 @@ class Comparison:
     seeds: int
     """Number of seeds, counting up from ``federation.seed``."""
 
-    data_root: Path
-    """Folder at which relative data paths start."""
-
-    folder: Path
-    """Folder of the runs; an interrupted comparison resumes from it."""
-
-    device: str = "cpu"
-    """Device of the models: ``"cpu"`` or ``"cuda"``."""
-
-    metric: str | None = None
-    """Metric to compare by; None: ``training.metric``."""
-
     def __post_init__(self) -> None:
         checks.at_least(1, seeds=self.seeds)
-        metrics_of(self.config.federation.task, self.metric, named="metric")
+        StudyPlan.__post_init__(self)
         if not self.methods:
             raise ConfigError("methods: name at least one")
         for name in self.methods:
@@ -113,8 +101,7 @@ class Comparison:
 
 
 def compare_methods(
-    comparison: Comparison,
-    options: StudyOptions = _DEFAULTS,
+    comparison: Comparison, options: StudyOptions = _DEFAULTS
 ) -> list[dict[str, Any]]:
     """Train every method with every seed; runs that the folder has are read instead.
 
@@ -174,10 +161,7 @@ def compare_methods(
         if run.name in recipes
     ]
     with Study(
-        folder=comparison.folder,
-        device=comparison.device,
-        tables=store.by_digest,
-        options=options,
+        folder=comparison.folder, device=comparison.device, tables=store.by_digest, options=options
     ) as study:
         results = study.train(tasks)
         out |= study.failed
@@ -288,18 +272,8 @@ PLACEBO: Final = "placebo"
 _OTHERS_ON_A_SCREEN: Final = 3
 
 _CSV_FIELDS: Final = (
-    "method",
-    "family",
-    "seed",
-    "metric",
-    "test",
-    "validation",
-    "train",
-    "epochs",
-    "best_epoch",
-    "seconds",
-    "cpu_seconds",
-    "chosen",
+    *("method", "family", "seed", "metric", "test", "validation", "train"),
+    *("epochs", "best_epoch", "seconds", "cpu_seconds", "chosen"),
 )
 
 
@@ -466,3 +440,93 @@ def write_comparison(
     files.write_text(folder / "comparison.csv", text, for_others=True)
     files.write_text(folder / "comparison.md", markdown(table_rows(figures)), for_others=True)
     files.write_json(folder / "comparison.json", figures, for_others=True)
+
+
+def compare(
+    federation: FederationSource,
+    methods: Sequence[str],
+    *,
+    seeds: int = 5,
+    out: Path | None = None,
+    metric: str | None = None,
+    device: str = "cpu",
+    data_root: Path | None = None,
+    options: StudyOptions = _DEFAULTS,
+) -> dict[str, Any]:
+    """Compare methods in the simulator on equal rows and seeds.
+
+    Args:
+        federation: Path of a federation file, or result of :func:`securevfl.read_federation`.
+        methods: Families; ``alone``, ``solo``, ``boosting``, ``boosting-links``, ``combine``,
+            ``boosting-combine``; names of the file's ``[methods.NAME]`` tables; and
+            ``auto``, with each seed the family among them that is best on validation rows.
+        seeds: Number of run seeds, counting up from the file's.
+        out: Folder for the table and the runs, from which a later call continues; default: a
+            temporary one.
+        metric: Metric to compare by; another one needs no training. Default: ``training.metric``.
+        device: ``"cpu"`` or ``"cuda"``.
+        data_root: Folder at which relative data paths start; default: that of the file, or the
+            current one.
+        options: Number of parallel runs, and callbacks.
+
+    Returns:
+        Content of ``comparison.json``; see :func:`securevfl.lab.comparison.summary`.
+
+    Raises:
+        ConfigError: If a setting is impossible, ``out`` holds runs of other settings, or no method
+            fits.
+        DataError: If a table can't be read.
+        SecureVflError: If every method that fits has failed.
+
+    Reveals:
+        Everything is inside one organisation: a comparison protects no party's table.
+    """
+    config, root = resolve_federation(federation, data_root)
+    with kept_or_temporary(out) as folder:
+        comparison = Comparison(
+            config=config,
+            methods=tuple(methods),
+            seeds=seeds,
+            data_root=root,
+            folder=folder,
+            device=device,
+            metric=metric,
+        )
+        figures = compare_and_write(comparison, options)
+        if out is None:
+            del figures["folder"]
+        return figures
+
+
+def compare_and_write(comparison: Comparison, options: StudyOptions) -> dict[str, Any]:
+    """Compare methods, and write ``comparison.json``, ``.csv`` and ``.md``.
+
+    Args:
+        comparison: The methods and the folder.
+        options: Number of parallel runs, and callbacks.
+
+    Returns:
+        Content of ``comparison.json``.
+
+    Raises:
+        SecureVflError: As :func:`compare_methods`.
+    """
+    out: list[LeftOut] = []
+
+    def note(method: LeftOut) -> None:
+        out.append(method)
+        options.leave_out(method)
+
+    results = compare_methods(comparison, replace(options, leave_out=note))
+    federation = comparison.config.federation
+    figures = summary(
+        results,
+        federation=federation.name,
+        task=federation.task,
+        metric=comparison.metric,
+        left_out=out,
+        adapted=adaptations(comparison, without={method.name for method in out}),
+    )
+    figures["folder"] = str(comparison.folder)
+    write_comparison(comparison.folder, figures, results)
+    return figures

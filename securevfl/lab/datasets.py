@@ -20,7 +20,6 @@ from securevfl.config.reading import parse_federation
 from securevfl.core import checks
 from securevfl.core.conventions import Task, stream
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.core.files import require_unpackable
 from securevfl.data.keys_and_labels import encode_labels
 from securevfl.data.party_tables import ColumnRoles, read_table
 from securevfl.data.tables import Labels, PartyTable
@@ -28,7 +27,6 @@ from securevfl.federation.base import features_of
 from securevfl.federation.build import primary_data
 from securevfl.federation.run_plan import run_facts
 from securevfl.lab.pooled_methods import MethodFigures, train_combined
-from securevfl.lab.uneven import by_correlation, by_importance
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.runtime.run_options import RunOptions
@@ -45,12 +43,10 @@ def split_table(
     seed: int = 0,
     task: Task = "multiclass",
     names: Sequence[str] | None = None,
-    by: str = "random",
-    weights: float | Sequence[float] | None = None,
 ) -> list[PartyTable]:
     """Split a table by FeT's protocol for multi-party fuzzy data.
 
-    Features are divided equally at random, or as ``by`` says. The primary's features are reduced to
+    Features are divided equally at random. The primary's features are reduced to
     ``key_dim`` dimensions by PCA, and each dimension is brought to mean 0 and standard deviation 1:
     these are the universal keys. Each party, also the primary, gets them with independent noise
     N(0, key_noise^2). Every secondary's rows have another random order.
@@ -64,12 +60,6 @@ def split_table(
         seed: Seed of all random choices here.
         task: Kind of label.
         names: One name a party; default ``primary``, ``secondary-1``, ...
-        by: ``random``; ``importance`` gives each party a random share of the features, and the
-            primary at least ``key_dim``; ``correlation`` gives all as many, more or less correlated
-            within a party.
-        weights: With ``importance``: alpha of every party's share, or one a party, by default 1.
-            Small ones make very uneven shares, large ones even ones. With ``correlation``: beta,
-            from 0, correlated features at one party, to 1, spread over all; by default 0.5.
 
     Returns:
         The primary's table with labels, then the secondaries'. ``entities`` holds the row number
@@ -82,8 +72,8 @@ def split_table(
     References:
         [FeT] section 7.1 ("Datasets") gives the protocol; it does not give the unit of the noise.
         The authors' code (Xtra-Computing/FeT @ cd6e119, src/preprocess/FuzzySplitter.py)
-        standardises the PCA dimensions first, and so do we. [VertiBench] defines the other
-        splits (:mod:`securevfl.lab.uneven`), which [FeT] takes in appendix G.
+        standardises the PCA dimensions first, and so do we. The splits of its
+        appendix G are :func:`split_views` of the columns that research/fet/uneven.py draws.
 
     Differs from [FeT]: PCA and its scale are fitted to all rows, where the authors' code takes
     the first 70 %. Keys stand for attributes that exist before any training, and the split into
@@ -95,27 +85,8 @@ def split_table(
         raise DataError(
             f"X: has {values.shape[1]} features, too few for {parties} parties with one each"
         )
-    checks.one_of(("random", "importance", "correlation"), by=by)
-    if by == "random" and weights is not None:
-        raise ConfigError('weights: go with by = "importance" or "correlation"')
-    if by == "importance":
-        if key_dim + parties - 1 > values.shape[1]:
-            raise DataError(
-                f"X: has {values.shape[1]} features, too few for {key_dim} at the primary and one "
-                f"at each of {parties - 1} others"
-            )
-        alpha = 1.0 if weights is None else weights
-        parts = by_importance(
-            values.shape[1], parties=parties, weights=alpha, first=key_dim, seed=seed
-        )
-    elif by == "correlation":
-        beta = 0.5 if weights is None else weights
-        if not isinstance(beta, int | float):
-            raise ConfigError(f'weights: must be one number with by = "correlation", got {weights}')
-        parts = by_correlation(values, parties=parties, beta=beta, seed=seed)
-    else:
-        columns = stream(seed, "split", "features").permutation(values.shape[1])
-        parts = [np.sort(part) for part in np.array_split(columns, parties)]
+    columns = stream(seed, "split", "features").permutation(values.shape[1])
+    parts = [np.sort(part) for part in np.array_split(columns, parties)]
     views = {
         name: part.tolist() for name, part in zip(_party_names(names, parties), parts, strict=True)
     }
@@ -288,9 +259,6 @@ def _deal(
     return tables
 
 
-_MOST_UNPACKED: Final = 8 * 2**30
-"""Bytes of the arrays of a ``NAME.npz``."""
-
 DATA_VARIABLE: Final = "SECUREVFL_DATA"
 """The environment variable that names a folder of tables."""
 
@@ -308,8 +276,6 @@ _FOLDER_TASKS: Final[Mapping[str, Task]] = {
     "fate_breast": "binary",
     "fate_vehicle": "multiclass",
 }
-
-_FULL_TABLES: Final = ("gisette", "letter", "mfeat", "mnist")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -370,7 +336,7 @@ def load_folder(name: str) -> list[PartyTable]:
         ConfigError: If ``SECUREVFL_DATA`` is not set, or there is no such table in it.
         DataError: If a file can't be read.
     """
-    folder = _require_folder(name)
+    folder = require_folder(name)
     if name not in _FOLDER_TASKS:
         raise ConfigError(
             f"data: no two-party table {name!r}; there are {', '.join(_FOLDER_TASKS)}"
@@ -390,83 +356,18 @@ def load_folder(name: str) -> list[PartyTable]:
     ]
 
 
-def load_full(name: str) -> FullTable:
-    """Read a table of ``SECUREVFL_DATA`` that is not split yet: gisette, letter, mfeat or mnist.
-
-    ``gisette`` is the folder of LIBSVM's ``gisette_scale.bz2``, as [FeT] takes it.
+def require_folder(name: str) -> Path:
+    """Return the folder of a table in ``SECUREVFL_DATA``.
 
     Raises:
-        ConfigError: If ``SECUREVFL_DATA`` is not set, or there is no such table in it.
-        DataError: If a file can't be read.
+        ConfigError: If the variable is not set, or there is no such folder.
     """
-    folder = _require_folder(name)
-    if name not in _FULL_TABLES:
-        raise ConfigError(f"data: no full table {name!r}; there are {', '.join(_FULL_TABLES)}")
-    views: dict[str, tuple[int, ...]] = {}
-    if name == "gisette":
-        X, y = _libsvm(folder / "gisette_scale.bz2")
-    elif name == "letter":
-        columns = np.loadtxt(folder / "full.csv.gz", delimiter=",", skiprows=1)
-        X, y = columns[:, :-1], columns[:, -1].astype(np.int64)
-    else:
-        arrays = load_archive(name)
-        X, y, views = _multiview(arrays) if name == "mfeat" else _pixels(arrays)
-    task: Task = "binary" if name == "gisette" else "multiclass"
-    return FullTable(name=name, X=X, y=y, task=task, views=views)
-
-
-def load_archive(name: str) -> dict[str, np.ndarray]:
-    """Return the arrays of ``SECUREVFL_DATA/name/name.npz`` as they are stored.
-
-    Raises:
-        ConfigError: If ``SECUREVFL_DATA`` is not set, or has no such folder.
-        DataError: If the file can't be read.
-    """
-    path = _require_folder(name) / f"{name}.npz"
-    try:
-        with path.open("rb") as file:
-            require_unpackable(file, most=_MOST_UNPACKED)
-            with np.load(file, allow_pickle=False) as archive:
-                return dict(archive)
-    except (OSError, ValueError) as error:
-        raise DataError(f"table {path}: can't be read: {error}") from None
-
-
-def _require_folder(name: str) -> Path:
     root = data_folder()
     if root is None:
         raise ConfigError(f"data: set {DATA_VARIABLE} to the folder that holds {name!r}")
     if not (root / name).is_dir():
         raise ConfigError(f"data: {root} has no folder {name!r}")
     return root / name
-
-
-def _libsvm(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    try:
-        X, y = sklearn.datasets.load_svmlight_file(str(path))
-    except (OSError, ValueError) as error:
-        raise DataError(f"table {path}: can't be read: {error}") from None
-    return X.toarray(), y.astype(np.int64)
-
-
-def _pixels(
-    arrays: Mapping[str, np.ndarray],
-) -> tuple[np.ndarray, np.ndarray, dict[str, tuple[int, ...]]]:
-    # The training part alone, as in [FeT]; its order is the original one.
-    return arrays["x_train"].astype(np.float64), arrays["y_train"].astype(np.int64), {}
-
-
-def _multiview(
-    arrays: Mapping[str, np.ndarray],
-) -> tuple[np.ndarray, np.ndarray, dict[str, tuple[int, ...]]]:
-    names = sorted(set(arrays) - {"y"})
-    views: dict[str, tuple[int, ...]] = {}
-    start = 0
-    for view in names:
-        views[view] = tuple(range(start, start + arrays[view].shape[1]))
-        start += arrays[view].shape[1]
-    X = np.column_stack([arrays[view] for view in names]).astype(np.float64)
-    return X, arrays["y"].astype(np.int64), views
 
 
 PARTIES = ("clinic", "lab-a", "lab-b", "lab-c", "lab-d")

@@ -156,10 +156,7 @@ def fit_table(
 
 
 def train_solo(
-    config: FederationConfig,
-    data: PrimaryData,
-    *,
-    settings: BaselineConfig | None = None,
+    config: FederationConfig, data: PrimaryData, *, settings: BaselineConfig | None = None
 ) -> BaselineResult:
     """Train the primary's own network on its features, and on its keys if the model has them."""
     return _fit(_own_inputs(config, data), config, data, settings)
@@ -274,27 +271,9 @@ _NEVER = -1e9
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BoostingResult:
-    """Metrics of the chosen number of trees."""
+    """Figures of the chosen number of trees, and outputs on test rows."""
 
-    train: float
-    """Metric of training on training rows."""
-
-    validation: float
-    """NaN if there are no validation rows."""
-
-    test: float
-
-    validation_metrics: Metrics
-    """All metrics of the task on validation rows; empty if there are none."""
-
-    test_metrics: Metrics
-
-    iterations: int
-    """Rounds of boosting that are used."""
-
-    grown: int
-    """Rounds after which boosting ended."""
-
+    figures: MethodFigures
     outputs: Float[Tensor, "test_rows outputs"]
     """Outputs on the test rows, as :class:`TaskHead` reads them."""
 
@@ -369,16 +348,16 @@ def fit_boosting(
         )
     outputs = of_round(test, rounds)
     tested = head.metrics(outputs, known[test.cpu()], threshold=threshold)
-    return BoostingResult(
+    figures = MethodFigures(
         train=head.metric(of_round(train, rounds), known[train.cpu()], threshold=threshold),
         validation=head.headline(validated) if validated else math.nan,
         test=head.headline(tested),
         validation_metrics=validated,
         test_metrics=tested,
-        iterations=rounds,
-        grown=model.n_iter_,
-        outputs=outputs,
+        epochs=model.n_iter_,
+        best_epoch=rounds,
     )
+    return BoostingResult(figures=figures, outputs=outputs)
 
 
 def _model(
@@ -401,9 +380,7 @@ def _model(
 
 
 def _outputs_by_round(
-    model: _Trees,
-    table: Float[np.ndarray, "rows inputs"],
-    head: TaskHead,
+    model: _Trees, table: Float[np.ndarray, "rows inputs"], head: TaskHead
 ) -> Iterator[Float[Tensor, "rows outputs"]]:
     """Yield the outputs after each round, as :class:`TaskHead` reads them."""
     if isinstance(model, HistGradientBoostingRegressor):
@@ -544,7 +521,7 @@ def _train_boosting(
     settings: BoostingConfig,
 ) -> MethodFigures:
     split, head = data.split, data.head
-    fit = fit_boosting(
+    return fit_boosting(
         inputs,
         data.targets,
         head=head,
@@ -553,13 +530,4 @@ def _train_boosting(
         test=torch.as_tensor(split.test),
         config=settings,
         seed=config.federation.seed,
-    )
-    return MethodFigures(
-        train=fit.train,
-        validation=fit.validation,
-        test=fit.test,
-        validation_metrics=fit.validation_metrics,
-        test_metrics=fit.test_metrics,
-        epochs=fit.grown,
-        best_epoch=fit.iterations,
-    )
+    ).figures

@@ -3,7 +3,7 @@
 import json
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
@@ -30,12 +30,27 @@ from securevfl.core.progress import EpochDone, ProgressEvent, Warned
 from securevfl.core.shown_progress import bars
 
 if TYPE_CHECKING:
-    from securevfl.lab.engine import StudyOptions
-    from securevfl.lab.one_run import LeftOut, Run
+    from securevfl.lab.one_run import LeftOut, Run, StudyOptions
 
 app = typer.Typer()
 
 _Jobs = Annotated[int, typer.Option("--jobs", help="Runs at a time, with one thread each.")]
+_Folder = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        metavar="DIR",
+        help="Folder; finished runs in it are kept. Default: runs/NAME-compare or runs/NAME-sweep.",
+    ),
+]
+_Metric = Annotated[
+    str | None,
+    typer.Option(
+        "--metric",
+        metavar="NAME",
+        help="The task's metric to compare by; trains nothing anew. Default: training.metric.",
+    ),
+]
 
 
 @app.command()
@@ -53,22 +68,8 @@ def compare(
     ],
     seeds: Annotated[int, typer.Option(help="Run seeds, counting up from the file's.")] = 5,
     jobs: _Jobs = 1,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            metavar="DIR",
-            help="Folder; finished runs in it are kept. Default: runs/NAME-compare.",
-        ),
-    ] = None,
-    metric: Annotated[
-        str | None,
-        typer.Option(
-            "--metric",
-            metavar="NAME",
-            help="The task's metric to compare by; trains nothing anew. Default: training.metric.",
-        ),
-    ] = None,
+    out: _Folder = None,
+    metric: _Metric = None,
     device: Device = "cpu",
     data_root: FileDataRoot = None,
     as_json: AsJson = False,
@@ -77,11 +78,8 @@ def compare(
     with loading():
         from securevfl.config.reading import read_federation
         from securevfl.core import files
-        from securevfl.lab.comparison import Comparison
-        from securevfl.lab.engine import StudyOptions
-        from securevfl.lab.entry_points import compare_and_write
+        from securevfl.lab.comparison import Comparison, compare_and_write
         from securevfl.lab.study_outputs import comparison_plot
-        from securevfl.runtime.run_options import warnings_about
 
     if seeds < 1:
         raise ConfigError(f"--seeds: must be at least 1, got {seeds}")
@@ -95,13 +93,9 @@ def compare(
         device=device,
         metric=metric,
     )
-    options = StudyOptions(jobs=jobs)
-    _warn(warnings_about(config))
-    keep_freed_memory()
-    with StudyProgress(
-        names=len(comparison.trained_methods), seeds=seeds, folder=comparison.folder
-    ) as shown:
-        figures = compare_and_write(comparison, shown.reporting(options))
+    figures = _train(
+        comparison, compare_and_write, jobs=jobs, names=len(comparison.trained_methods), seeds=seeds
+    )
     values = {
         name: method["seeds"]
         for name, method in figures["methods"].items()
@@ -135,12 +129,7 @@ def _print_comparison(figures: Mapping[str, Any], folder: Path) -> None:
     console = Console()
     print_figures(console, table_rows(figures, narrow=True), title=_title(figures))
     for name, entry in figures["left_out"].items():
-        console.print(
-            f"{name} {entry['status']}: {entry['reason']}",
-            soft_wrap=True,
-            highlight=False,
-            markup=False,
-        )
+        say(console, "", f"{name} {entry['status']}: {entry['reason']}")
     for name, method in figures["methods"].items():
         if "chosen" in method:
             counted = Counter(method["chosen"]).most_common()
@@ -171,22 +160,8 @@ def sweep(
         ),
     ],
     jobs: _Jobs = 1,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            metavar="DIR",
-            help="Folder; what it holds is kept. Default: runs/NAME-sweep.",
-        ),
-    ] = None,
-    metric: Annotated[
-        str | None,
-        typer.Option(
-            "--metric",
-            metavar="NAME",
-            help="The task's metric to compare by. Default: training.metric.",
-        ),
-    ] = None,
+    out: _Folder = None,
+    metric: _Metric = None,
     device: Device = "cpu",
     data_root: FileDataRoot = None,
     as_json: AsJson = False,
@@ -195,12 +170,8 @@ def sweep(
     with loading():
         from securevfl.config.reading import read_federation
         from securevfl.core import files
-        from securevfl.lab.engine import StudyOptions
-        from securevfl.lab.entry_points import sweep_and_write
         from securevfl.lab.study_outputs import sweep_plot
-        from securevfl.lab.sweep import Sweep
-        from securevfl.lab.sweep_settings import parse_setting
-        from securevfl.runtime.run_options import warnings_about
+        from securevfl.lab.sweep import Sweep, parse_setting, sweep_and_write
 
     config = read_federation(federation)
     asked = Sweep(
@@ -211,13 +182,8 @@ def sweep(
         device=device,
         metric=metric,
     )
-    options = StudyOptions(jobs=jobs)
-    _warn(warnings_about(config))
-    keep_freed_memory()
-    with StudyProgress(
-        names=len(asked.grid()) + asked.has_alone, seeds=len(asked.seeds), folder=asked.folder
-    ) as shown:
-        figures = sweep_and_write(asked, shown.reporting(options))
+    names = len(asked.grid()) + asked.has_alone
+    figures = _train(asked, sweep_and_write, jobs=jobs, names=names, seeds=len(asked.seeds))
     files.write_text(asked.folder / "sweep.svg", sweep_plot(figures), for_others=True)
     if as_json:
         print(json.dumps(figures))
@@ -256,14 +222,29 @@ def _print_grid(console: Console, figures: Mapping[str, Any]) -> None:
 
 
 def _in_words(settings: Mapping[str, Any]) -> str:
-    from securevfl.lab.sweep_settings import text_of
+    from securevfl.lab.sweep import text_of
 
     return ", ".join(f"{name} = {text_of(value)}" for name, value in settings.items())
 
 
-def _warn(warnings: Sequence[str]) -> None:
-    for warning in warnings:
+def _train(
+    plan: Any,
+    enter: "Callable[[Any, StudyOptions], dict[str, Any]]",
+    *,
+    jobs: int,
+    names: int,
+    seeds: int,
+) -> dict[str, Any]:
+    """Train a study's runs with their progress shown, and return its figures."""
+    from securevfl.lab.one_run import StudyOptions
+    from securevfl.runtime.run_options import warnings_about
+
+    options = StudyOptions(jobs=jobs)
+    for warning in warnings_about(plan.config):
         print(wrap_text(f"securevfl: warning: {warning}"), file=sys.stderr)
+    keep_freed_memory()
+    with StudyProgress(names=names, seeds=seeds, folder=plan.folder) as shown:
+        return enter(plan, shown.reporting(options))
 
 
 class StudyProgress:

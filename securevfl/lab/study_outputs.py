@@ -160,15 +160,7 @@ def _epsilons(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return ["none" if row["epsilon"] is None else f"{row['epsilon']:g}" for row in rows]
 
 
-_UNRELATED: Final = (
-    "model",
-    "encoder",
-    "base",
-    "pretraining",
-    "prediction",
-    "runtime",
-    "methods",
-)
+_UNRELATED: Final = ("model", "encoder", "base", "pretraining", "prediction", "runtime", "methods")
 """Sections of a federation file that do not change how parties' tables are read."""
 
 

@@ -1,4 +1,4 @@
-"""Guard in front of the HTTP application: token, rate, size and time of a body, log of requests.
+"""Guard in front of the HTTP application: token, rate, size and time of a body, log and figures.
 
 Only a request for predictions that shows the token has its body read, and only a whole body goes
 on. The log has method, path, status and time. Paths that the server does not have, queries, headers
@@ -18,12 +18,67 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from securevfl.core import files
 from securevfl.core.errors import ConfigError
-from securevfl.serving.prometheus import ServiceMetrics
+from securevfl.federation.run_plan import PredictionBudget
+
+_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
+class ServiceMetrics:
+    """One server's figures, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        own: dict[str, Any] = {"registry": self._registry}
+        timed: dict[str, Any] = {"buckets": _SECONDS, **own}
+        self._answers = Counter(
+            "securevfl_http_requests", "HTTP requests answered", ["path", "status"], **own
+        )
+        request = "Seconds from a request's first byte to its answer"
+        self._seconds = Histogram("securevfl_http_seconds", request, ["path"], **timed)
+        self._rows = Counter("securevfl_predicted_rows", "Rows predicted and charged", **own)
+        shared = "Requests to the parties; several HTTP requests may share one"
+        self._requests = Counter("securevfl_predict_requests", shared, **own)
+        self._asked = Histogram(
+            "securevfl_predict_seconds", "Seconds of a request to the parties", **timed
+        )
+        self._ready = Gauge("securevfl_ready", "1 while all parties are connected", **own)
+        self._spent, self._budget = (
+            Gauge(
+                f"securevfl_prediction_epsilon_{name}",
+                f"Epsilon that predictions of this model {what}, by party",
+                ["party"],
+                **own,
+            )
+            for name, what in (("spent", "have spent"), ("budget", "may spend"))
+        )
+
+    def count_answer(self, path: str, status: int, seconds: float) -> None:
+        """Count an HTTP request."""
+        self._answers.labels(path, str(status)).inc()
+        self._seconds.labels(path).observe(seconds)
+
+    def count_request(self, rows: int, seconds: float) -> None:
+        """Count a request to the parties."""
+        self._requests.inc()
+        self._rows.inc(rows)
+        self._asked.observe(seconds)
+
+    def text(self, *, ready: bool, budgets: list[PredictionBudget]) -> bytes:
+        """Return all figures as Prometheus reads them."""
+        self._ready.set(float(ready))
+        for budget in budgets:
+            if budget.spent is not None:
+                self._spent.labels(budget.party).set(budget.spent)
+            if budget.budget is not None:
+                self._budget.labels(budget.party).set(budget.budget)
+        return generate_latest(self._registry)
+
 
 VARIABLE: Final = "SECUREVFL_TOKEN"
 FILE: Final = "serve.token"

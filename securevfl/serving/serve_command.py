@@ -64,12 +64,12 @@ def serve(
         from securevfl.runtime.run_folder import federation_of_run
         from securevfl.runtime.trained_run import trained_run
         from securevfl.serving.guard import token_of
-        from securevfl.serving.opening import open_model
         from securevfl.serving.server import (
             LOG,
             ServerSettings,
             application,
             listening_socket,
+            open_model,
             run_server,
         )
 

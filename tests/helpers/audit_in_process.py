@@ -9,8 +9,8 @@ from securevfl.core.errors import EncodingRangeError
 from securevfl.federation.rounds.exchanges import Exchange, SimulatedExchange
 from securevfl.federation.rounds.secondary import Secondary
 from securevfl.lab.audit.audit_report import AuditReport, report_of
+from securevfl.lab.audit.audit_statistics import RELEASES, AuditSettings, Release
 from securevfl.lab.audit.audit_worlds import AuditStage
-from securevfl.lab.audit.settings import RELEASES, AuditSettings, Release
 
 
 def audit_in_process(

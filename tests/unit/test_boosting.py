@@ -45,9 +45,9 @@ def test_every_task_is_learned(name: str, head: TaskHead, low: float, high: floa
         seed=0,
     )
 
-    assert low <= result.test <= high
-    assert math.isfinite(result.validation)
-    assert 1 <= result.iterations <= 15
+    assert low <= result.figures.test <= high
+    assert math.isfinite(result.figures.validation)
+    assert 1 <= result.figures.best_epoch <= 15
 
 
 def test_boosting_ends_where_validation_rows_no_longer_gain() -> None:
@@ -65,7 +65,7 @@ def test_boosting_ends_where_validation_rows_no_longer_gain() -> None:
         seed=0,
     )
 
-    assert 100 < result.iterations <= result.grown < BoostingConfig().iterations
+    assert 100 < result.figures.best_epoch <= result.figures.epochs < BoostingConfig().iterations
 
 
 def test_without_validation_all_rounds_are_used_as_scikit_learn_does() -> None:
@@ -91,9 +91,9 @@ def test_without_validation_all_rounds_are_used_as_scikit_learn_does() -> None:
         random_state=derive_seed(0, "boosting") % 2**32,
     ).fit(inputs[:60], targets[:60])
 
-    assert result.iterations == 15
-    assert math.isnan(result.validation)
-    assert result.test == pytest.approx(plain.score(inputs[60:], targets[60:]))
+    assert result.figures.best_epoch == 15
+    assert math.isnan(result.figures.validation)
+    assert result.figures.test == pytest.approx(plain.score(inputs[60:], targets[60:]))
 
 
 @pytest.mark.parametrize("present", [[0, 2], [2, 3], [1, 2, 3]])
@@ -113,7 +113,7 @@ def test_classes_that_no_training_row_has_are_never_predicted(present: list[int]
         seed=0,
     )
 
-    assert result.test == pytest.approx(len(present) / 4)
+    assert result.figures.test == pytest.approx(len(present) / 4)
 
 
 def test_what_can_not_be_learned_is_refused() -> None:

@@ -1,9 +1,15 @@
 """Check of a federation before a run: its effects, its costs and all its problems."""
 
+import dataclasses
+import math
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
+
+import numpy as np
+import torch
 
 from securevfl.config.disclosure import channels
 from securevfl.config.federation import FederationConfig, link_spec
@@ -11,11 +17,15 @@ from securevfl.config.rules import require_helpers
 from securevfl.config.sections import PartySettings
 from securevfl.core.errors import ConfigError, SecureVflError
 from securevfl.core.formatting import finite_or_none
+from securevfl.core.memory import peak_memory_bytes
+from securevfl.core.progress import LinksCounted, event_fields, links_in_words, nearness_in_words
 from securevfl.data.sources.read import ignore_note
-from securevfl.desk.setup.estimates import Costs, ExpectedLinks, estimate_costs, expected_links
+from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.desk.setup.party_check import Collected, PartyCheck, check_party
+from securevfl.desk.setup.proposed_keys import BetterSpelling, better_spelling
 from securevfl.dp.labels import labels_total
 from securevfl.dp.statement import of_labels
+from securevfl.federation.build import build_top
 from securevfl.federation.released_labels import label_release
 from securevfl.federation.run_plan import (
     RunFacts,
@@ -24,8 +34,421 @@ from securevfl.federation.run_plan import (
     predictions_in_words,
     run_facts,
 )
-from securevfl.linkage.stage.candidates import repeated_key_warnings
+from securevfl.linkage.links import LinkTable
+from securevfl.linkage.spec import LinkSpec
+from securevfl.linkage.stage.candidates import count_links, link_warnings, repeated_key_warnings
+from securevfl.linkage.stage.linkage_parts import protection_of
+from securevfl.linkage.stage.linking import Linker
+from securevfl.models.alone.margins import BaselineConfig
+from securevfl.models.tasks import TaskHead
 from securevfl.runtime.run_options import warnings_about
+from securevfl.stages.assist.family import AssistConfig, cross_fit
+
+LIMITS: Final = (1, 2, 4)
+"""Values of ``links_per_record`` that are compared."""
+
+# Texts are compared at some million pairs a second: more are not compared only to say this.
+_MOST_PAIRS: Final = 4_000_000
+# Below this share of rows with a link, a warning.
+_FEW: Final = 0.5
+_OFTEN: Final = 90
+
+WHAT_MORE_COSTS: Final = (
+    "Two rows a record take 1.4 times the noise for the same epsilon, four take twice the noise, "
+    "and where it was measured they gained less than they cost: stay at 1 under a promise. Without "
+    'one (mechanism = "none"), leave links_per_record and linkage.choose out'
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowsServed:
+    """Rows that one secondary's records serve, without and with limits."""
+
+    median: float
+    """Median number of rows that a record is nearest to, over records that are nearest to any."""
+
+    often: float
+    """Upper bound of that number for nine in ten of these records."""
+
+    linked: tuple[float, ...]
+    """Shares of rows that get a link, for each of :data:`LIMITS`."""
+
+    def in_words(self) -> str:
+        """Return the figures as one sentence."""
+        first, *others = (f"{share:.0%}" for share in self.linked)
+        rows = f"{self.median:g} row" + ("" if self.median == 1 else "s")
+        more = ", ".join(f"{share} at {m}" for m, share in zip(LIMITS[1:], others, strict=True))
+        return (
+            f"a record that is nearest to any row is nearest to {rows} in the "
+            f"median, nine in ten to at most {self.often:.0f}; {first} of the rows get a link at "
+            f"links_per_record = {LIMITS[0]}, {more}"
+        )
+
+    @property
+    def few(self) -> bool:
+        """Whether most rows get no link at one row a record."""
+        return self.linked[0] < _FEW
+
+    def warning(self, party: str) -> str | None:
+        """Return a warning if most rows get no link, else None."""
+        if not self.few:
+            return None
+        return (
+            f"{party}: at links_per_record = 1 only {self.linked[0]:.0%} of the rows get a link; "
+            f"the others gain nothing. {WHAT_MORE_COSTS}"
+        )
+
+
+def rows_served(spec: LinkSpec, primary: KeyTable, own: KeyTable) -> RowsServed | None:
+    """Return how many rows a secondary's records serve; None if linking fails or takes long.
+
+    Args:
+        spec: How the proposed federation file links.
+        primary: The primary's keys.
+        own: The secondary's.
+
+    Reveals:
+        Nothing leaves the process, which holds both tables.
+    """
+    if not spec.keys.metric.quick and primary.num_rows * own.num_rows > _MOST_PAIRS:
+        return None
+    try:
+        metric = Linker(spec, primary).metric(own)
+        nearest = metric.nearest(None, 1)
+        picked = metric.swap_roles().nearest(None, min(max(LIMITS), metric.num_rows))
+    except SecureVflError:
+        return None  # check names what is wrong with them
+    records = nearest.indices[nearest.present]
+    if not len(records):
+        return None
+    served = np.bincount(records)
+    served = served[served > 0]
+    rows = metric.num_rows
+    return RowsServed(
+        median=float(np.median(served)),
+        often=math.floor(np.percentile(served, _OFTEN)),
+        linked=tuple(
+            len(np.unique(picked.indices[:, :limit][picked.present[:, :limit]])) / rows
+            for limit in LIMITS
+        ),
+    )
+
+
+# A second record that is farther than so many times the first is another one's.
+_FARTHER: Final = 4.0
+_NEARLY_ALL: Final = 0.9
+
+
+def one_is_right(spec: LinkSpec, primary: KeyTable, own: KeyTable) -> float | None:
+    """Return the share of linked rows whose nearest record is far nearer than the next one.
+
+    If keys lay at random in a plane, it would be a sixteenth.
+
+    Args:
+        spec: How the federation links.
+        primary: The primary's keys.
+        own: The secondary's.
+
+    Returns:
+        None if it can't be measured, or is too small to set K to 1.
+
+    Reveals:
+        Nothing leaves the process, which holds both tables. No run does this between processes: K
+        is a setting of the file.
+    """
+    if own.num_rows < 2:
+        return None
+    if not spec.keys.metric.quick and primary.num_rows * own.num_rows > _MOST_PAIRS:
+        primary = _some(primary, _MOST_PAIRS // own.num_rows)
+    try:
+        distances = Linker(spec, primary).metric(own).nearest(None, 2).distances
+    except SecureVflError:
+        return None  # check names what is wrong with them
+    first, second = distances[np.isfinite(distances[:, 0])].T
+    if not len(first):
+        return None
+    share = float(((second > 0) & (_FARTHER * first <= second)).mean())
+    return share if share >= _NEARLY_ALL else None
+
+
+_LEAST: Final = 200
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExpectedLinks:
+    """Expected links of one secondary, from all rows and records or from some."""
+
+    counts: LinksCounted
+    """Counts of the rows and records that were linked for this estimate."""
+
+    all_rows: int
+    all_records: int
+    share: float
+    """Share of all rows that get a link; estimated if only a sample was linked."""
+
+    better: BetterSpelling | None = None
+    """Settings by which more rows have a record of an equal key."""
+
+    one_right: float | None = None
+    """Share of linked rows for which only the nearest record fits, if that is nearly all and K is
+    above 1; else None."""
+
+    doubts: tuple[str, ...] = ()
+    """Doubts to weigh before training on such links."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether all rows and records were linked."""
+        return (self.counts.rows, self.counts.records) == (self.all_rows, self.all_records)
+
+    def in_words(self) -> str:
+        """Return the estimate as one line, without the secondary's name."""
+        if self.complete:
+            return links_in_words(self.counts).partition(": ")[2]
+        near = ""
+        if self.counts.median_distance is not None:
+            near = nearness_in_words(self.counts)
+            near = f"; half of the nearest {near}" if self.counts.unit else f", {near}"
+        return (
+            f"about {self.share:.0%} of {self.all_rows:,} rows get a link (estimated from "
+            f"{self.counts.rows:,} rows and {self.counts.records:,} records, drawn at random){near}"
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the content of ``--json``."""
+        return {
+            **event_fields(self.counts),
+            "all_rows": self.all_rows,
+            "all_records": self.all_records,
+            "share": self.share,
+            "better": None if self.better is None else dataclasses.asdict(self.better),
+            "one_right": self.one_right,
+            "doubts": list(self.doubts),
+        }
+
+    def problem(self, config: FederationConfig) -> str | None:
+        """Return why a run would stop at these links, or None."""
+        if self.share >= config.linkage.least_linked:
+            return None
+        cure = "compare how both parties write their keys"
+        if self.better is not None:
+            cure = self.better.in_words()
+        return (
+            f"links of {self.counts.name}: {self.in_words()}; less than linkage.least_linked = "
+            f"{config.linkage.least_linked:g}, so a run ends there; {cure}"
+        )
+
+    def warnings(self, config: FederationConfig) -> list[str]:
+        """Return warnings about training on these links, one sentence each."""
+        warnings, name = list(self.doubts), self.counts.name
+        if self.better is not None:
+            warnings.append(f"{name}: {self.better.in_words()}")
+        elif self.share < _FEW:
+            text = f"{name}: only {self.share:.0%} of the rows get a link; the others gain nothing"
+            if config.privacy.links_per_record is not None and config.linkage.metric != "exact":
+                text += (
+                    "; where one record serves many rows, a larger privacy.links_per_record links "
+                    "more of them, for more noise than that gains at the same epsilon"
+                )
+            warnings.append(text)
+        if self.one_right is not None:
+            warnings.append(
+                f"{name}: for {self.one_right:.0%} of the linked rows one record is far nearer "
+                f"than the next, and {config.model.neighbours} links blur it; set "
+                f"model.neighbours = 1"
+            )
+        return warnings
+
+
+def expected_links(config: FederationConfig, primary: KeyTable, own: KeyTable) -> ExpectedLinks:
+    """Link one secondary as a run would, or a sample if that would take long.
+
+    Args:
+        config: The federation file.
+        primary: The primary's keys.
+        own: The secondary's.
+
+    Raises:
+        DataError: If the tables can't be linked.
+
+    Reveals:
+        Nothing leaves the process, which holds both tables.
+    """
+    spec = link_spec(config)
+    # A run counts rows with a record, whatever a secret sample holds.
+    spec = dataclasses.replace(spec, choice=dataclasses.replace(spec.choice, sampling_rate=1.0))
+    rows, records = primary.num_rows, own.num_rows
+    better = better_spelling(spec.keys, primary, own)
+    mine, theirs = primary, own
+    if not spec.keys.metric.quick and rows * records > _MOST_PAIRS:
+        # Whoever chooses is drawn from, among all of the others: a choice stays what it is.
+        if config.linkage.choose == "records":
+            theirs = _some(own, _MOST_PAIRS // rows)
+        else:
+            mine = _some(primary, _MOST_PAIRS // records)
+    linked = Linker(spec, mine)(theirs)
+    protection = protection_of(spec)
+    unit = None if protection.helpers else protection.unit(spec)
+    counts = count_links(spec, theirs, linked, unit=unit)
+    share = counts.rows_linked / counts.rows
+    if theirs.num_rows < records:
+        links = linked.source.link(np.arange(rows, dtype=np.int64))
+        share = _share_of_all(links, drawn=theirs.num_rows, records=records)
+    return ExpectedLinks(
+        counts=counts,
+        all_rows=rows,
+        all_records=records,
+        share=share,
+        better=better,
+        one_right=one_is_right(spec, primary, own) if config.model.neighbours > 1 else None,
+        doubts=tuple(link_warnings(spec, own, counts, meet=linked.meet)),
+    )
+
+
+def _share_of_all(links: LinkTable, *, drawn: int, records: int) -> float:
+    """Estimate the share of rows that all records would link from the links of some.
+
+    How many rows are within reach is estimated after Chao (1984, doi:10.2307/4615964) from rows
+    with one and with two of the drawn records; all records then meet them as if by chance. Where no
+    two met in a row, every further record has a row of its own.
+    """
+    per_row = links.present.sum(axis=1)
+    linked, once, twice = (int((per_row >= 1).sum()), *((per_row == n).sum() for n in (1, 2)))
+    if not linked:
+        return 0.0
+    picks = records * float(per_row.sum()) / drawn
+    reach = linked + once**2 / (2 * twice) if twice else math.inf
+    expected = picks if math.isinf(reach) else reach * -math.expm1(-picks / reach)
+    return float(min(max(expected, linked), links.num_rows)) / links.num_rows
+
+
+def _some(keys: KeyTable, count: int) -> KeyTable:
+    drawn = np.random.default_rng(0).permutation(keys.num_rows)[: max(count, _LEAST)]
+    return keys.take(np.sort(drawn))
+
+
+_STEPS: Final = 8
+_WARM_UP: Final = 2
+# Of a round: headers of frames, a plan, a signature of the ledger's head.
+_ROUND_BYTES: Final = 600
+# A perceptron's step beside one of the top model, which holds about such a perceptron.
+_NETWORK_STEP: Final = 0.6
+# The optimizer's part of a step beside forward and backward; loading one takes longer than a check.
+_UPDATE: Final = 0.3
+_FITTED_ROWS: Final = 200
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Costs:
+    """Estimated costs of a run; a real run stops early, waits for others and shares its machine."""
+
+    bytes_received: int
+    """Bytes of releases that the primary receives from all secondaries."""
+
+    bytes_sent: int
+    """Bytes that the primary sends to all secondaries: row numbers, gradients of trained bottom
+    models, and shown keys."""
+
+    step_seconds: float
+    """Measured seconds of one training step of the primary's model on this machine; with assisted
+    boosting, of one round of all secondaries' models on tables like the primary's."""
+
+    seconds: float
+    """Upper bound on the seconds of all epochs and the local baseline, without linking."""
+
+    memory_bytes: int | None
+    """Peak memory of this process with all tables on this machine; None if the system has no
+    figure."""
+
+
+def estimate_costs(plan: RunPlan, table: PartyTable, keys: KeyTable | None) -> Costs:
+    """Estimate a run's costs.
+
+    Args:
+        plan: The run.
+        table: The primary's table.
+        keys: The primary's keys; None if they are not shown.
+
+    Raises:
+        ConfigError: If the family can't build its top model.
+    """
+    config, releases = plan.config, plan.releases
+    secondaries = len(config.secondaries)
+    per_row = 8 * plan.cut.words(1024) / 1024
+    received = secondaries * releases.row_releases * per_row + releases.rounds * _ROUND_BYTES
+    sent = secondaries * (8 * releases.row_releases + releases.rounds * _ROUND_BYTES)
+    steps: float = config.epochs * -(-plan.facts.train_rows // config.training.batch_size)
+    if plan.regime.learns:
+        positions, width = config.family.cut_shape(config.model)
+        trained = config.epochs * plan.facts.train_rows
+        sent += secondaries * 4 * positions * width * trained
+    if keys is not None:
+        sent += secondaries * _key_bytes(keys)
+    # Of the primary alone, the network: trees take a few seconds where it takes a minute.
+    network = BaselineConfig()
+    network_steps = network.epochs * -(-plan.facts.train_rows // network.batch_size)
+    parties = 1 + secondaries if plan.regime.learns else 1
+    if isinstance(config.model, AssistConfig):
+        # Beside a fit it is not known what a step of a network takes, which is little.
+        step, steps = secondaries * _fit_seconds(config.model, table, plan), config.epochs
+    else:
+        step = _step_seconds(config, table, plan)
+        steps = steps * parties + _NETWORK_STEP * network_steps
+    return Costs(
+        bytes_received=round(received),
+        bytes_sent=round(sent),
+        step_seconds=step,
+        seconds=step * steps,
+        memory_bytes=peak_memory_bytes(),
+    )
+
+
+def _key_bytes(keys: KeyTable) -> int:
+    total = 0
+    for column in keys.columns.values():
+        if column.dtype == object:
+            total += sum(len(str(text).encode()) + 4 for text in column if text is not None)
+        else:
+            total += 8 * len(column)
+    return total
+
+
+def _fit_seconds(settings: AssistConfig, table: PartyTable, plan: RunPlan) -> float:
+    """Time the fit of one local model to some made-up rows, and scale it to all of them."""
+    rows = min(_FITTED_ROWS, plan.facts.train_rows)
+    random = np.random.default_rng(0)
+    inputs = random.normal(size=(rows, settings.neighbours * max(1, table.num_features)))
+    residuals = random.normal(size=(rows, settings.outputs)).astype(np.float32)
+    started = time.perf_counter()
+    cross_fit(settings, inputs, residuals, seed=0)
+    return (time.perf_counter() - started) * plan.facts.train_rows / rows
+
+
+def _step_seconds(config: FederationConfig, table: PartyTable, plan: RunPlan) -> float:
+    """Time the primary's part of a training step, on made-up numbers."""
+    if config.top is not None:
+        return 0.0  # an estimator is fitted once, in about the time that solo takes
+    rows = min(config.training.batch_size, plan.facts.train_rows)
+    classes = len(table.classes or ()) if config.federation.task == "multiclass" else 1
+    top = build_top(config, table, TaskHead(task=config.federation.task, num_classes=classes))
+    random = torch.Generator().manual_seed(0)
+
+    def numbers(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=random)
+
+    features, keys = numbers(rows, table.num_features), numbers(rows, table.key_dim)
+    aggregate = numbers(rows, *config.family.cut_shape(config.model))
+    similarities = None
+    if config.family.needs_similarities(config.model):
+        similarities = numbers(rows, len(config.secondaries), config.model.neighbours)
+    started = 0.0
+    for step in range(_WARM_UP + _STEPS):
+        if step == _WARM_UP:
+            started = time.perf_counter()
+        loss = top(features, keys, aggregate, similarities).square().mean()
+        loss.backward()
+    return (1 + _UPDATE) * (time.perf_counter() - started) / _STEPS
+
 
 # Of a frozen run the noise is the same for any number of rows: each is released once.
 _SOME_ROWS: Final = 1000
@@ -215,10 +638,7 @@ def _plan(check: Check, config: FederationConfig, primary: PartyCheck | None) ->
             facts = run_facts(config, table)[1]
         elif config.regime.releases_once:
             facts = RunFacts(
-                rows=_SOME_ROWS,
-                train_rows=_SOME_ROWS - 2,
-                validation_rows=1,
-                test_rows=1,
+                rows=_SOME_ROWS, train_rows=_SOME_ROWS - 2, validation_rows=1, test_rows=1
             )
         else:
             return

@@ -25,7 +25,7 @@ from securevfl.data.sources.settings import (
     is_source_file,
 )
 from securevfl.data.tables import KeyTable
-from securevfl.desk.setup import estimates, proposed_columns, proposed_keys
+from securevfl.desk.setup import check, proposed_columns, proposed_keys
 from securevfl.desk.setup.proposal import ColumnUse, Proposal, Wishes, propose
 from securevfl.dp.statement import bounded_statement
 from securevfl.linkage.stage.party_keys import read_keys
@@ -164,7 +164,7 @@ def _served_comment(proposal: Proposal) -> list[str]:
         f"Of {name}, {served_rows.in_words()}." for name, served_rows in proposal.served.items()
     ]
     if any(served_rows.few for served_rows in proposal.served.values()):
-        notes.append(f"{estimates.WHAT_MORE_COSTS}.")
+        notes.append(f"{check.WHAT_MORE_COSTS}.")
     notes.append("Taken from the keys (--bounds-from-data); epsilon does not cover it.")
     return [_comment(" ".join(notes))]
 
@@ -227,11 +227,7 @@ def _party(proposal: Proposal, number: int) -> str:
     data, reading = [f"data = {toml_value(table.data)}"], _reading(table.reading)
     if _lies_elsewhere(table):
         data, reading = [f"data = {toml_value(_own_file(table))}{_aside('says where it lies')}"], []
-    lines += [
-        *data,
-        *reading,
-        f"key = {toml_value(proposal.keys.columns[table.name])}",
-    ]
+    lines += [*data, *reading, f"key = {toml_value(proposal.keys.columns[table.name])}"]
     if not number:
         lines.append(f"label = {toml_value(proposal.label)}")
         if proposal.positive is not None:
@@ -451,15 +447,15 @@ def _with_links(proposal: Proposal, root: Path) -> Proposal:
             replace(table_keys, columns=spec.keys.normal(table_keys.columns))
             for table_keys in (first, *there)
         )
-    if there and all(estimates.one_is_right(spec, first, own) is not None for own in there):
+    if there and all(check.one_is_right(spec, first, own) is not None for own in there):
         proposal = replace(proposal, keys=replace(proposal.keys, neighbours=1))
         config = _parse(federation_text(proposal))
         spec = link_spec(config)
-    served = {own.name: estimates.rows_served(spec, first, own) for own in there}
+    served = {own.name: check.rows_served(spec, first, own) for own in there}
     doubts = list(proposal.keys.doubts)
     for own in there:
         with contextlib.suppress(SecureVflError):  # check names it
-            doubts += estimates.expected_links(config, first, own).doubts
+            doubts += check.expected_links(config, first, own).doubts
     return replace(
         proposal,
         served={

@@ -14,7 +14,7 @@ from securevfl.data.cells import amounts_of, dates_of, texts_of
 from securevfl.data.column_kinds import is_row_number
 from securevfl.data.keys_and_labels import encode_labels
 from securevfl.data.scaling import MAX_CATEGORIES
-from securevfl.desk.setup.estimates import LIMITS, RowsServed
+from securevfl.desk.setup.check import LIMITS, RowsServed
 from securevfl.desk.setup.proposed_columns import Bounds, Column, Table, no_such_column
 from securevfl.desk.setup.proposed_keys import KeyProposal, propose_keys
 

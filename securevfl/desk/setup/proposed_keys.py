@@ -180,10 +180,7 @@ def _columns(
 
 
 def _by_ids(
-    tables: Sequence[Table],
-    ids: _Shared,
-    name: str,
-    agreement: Mapping[str, float | None],
+    tables: Sequence[Table], ids: _Shared, name: str, agreement: Mapping[str, float | None]
 ) -> KeyProposal:
     columns, agreed = _columns(tables, ids, [name]), agreement[name]
     reason = "has the same name and kind everywhere; whether values agree is not known here"
@@ -265,11 +262,7 @@ def _by_texts(
                 f"{', '.join({column.name for column in texts[name].values()})}: an id, but many "
                 f"of the smaller table's values are not in the other, so it is part of the text"
             )
-    return KeyProposal(
-        metric="levenshtein",
-        columns=columns,
-        reasons=tuple(reasons),
-    )
+    return KeyProposal(metric="levenshtein", columns=columns, reasons=tuple(reasons))
 
 
 def _as_asked(tables: Sequence[Table], asked: Sequence[str]) -> KeyProposal:

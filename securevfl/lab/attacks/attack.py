@@ -298,8 +298,8 @@ Aim = Literal["labels", "columns", "keys", "links", "members", "noise"]
 class Leak:
     """Success of one attack, and of a trivial guess."""
 
-    attack: str
-    """Name of the attack."""
+    attack: str = ""
+    """Name of the attack; empty for the one that yields the leak, until it has ended."""
     attacker: str
     """Party that can run the attack."""
     about: str
@@ -361,7 +361,10 @@ def attempt(attack: Attack, evidence: Evidence, *, seeds: int) -> list[Leak]:
     start = time.monotonic()
     findings = list(attack.findings(evidence, seeds))
     seconds = round(time.monotonic() - start, 2)
-    return [replace(finding, seconds=seconds) for finding in findings]
+    return [
+        replace(finding, attack=finding.attack or attack.name, seconds=seconds)
+        for finding in findings
+    ]
 
 
 def bootstrap_interval(statistic: Callable[[Any], float], rows: int) -> tuple[float, float]:

@@ -65,9 +65,7 @@ def _noise_size(evidence: Evidence, _seeds: int) -> Iterator[attack.Leak]:
         )
     low, high = (float(stats.chi2.ppf(level, noise.size)) for level in (0.025, 0.975))
     interval = (value * noise.size / high, value * noise.size / low)
-    yield _leak(
-        NOISE_SIZE.name, evidence, "variance over the promised one", value, interval, 1.0, violated
-    )
+    yield _leak(evidence, "variance over the promised one", value, interval, 1.0, violated)
 
 
 def _membership(evidence: Evidence, seeds: int) -> Iterator[attack.Leak]:
@@ -96,7 +94,6 @@ def _membership(evidence: Evidence, seeds: int) -> Iterator[attack.Leak]:
         )
     hits = round(float(np.mean(accuracy)) * len(noise))
     yield _leak(
-        MEMBERSHIP.name,
         evidence,
         f"right guesses; is the record there or not, of one release; promised at most "
         f"{stats.norm.cdf(mu / 2):.3f}; epsilon of one release at least "
@@ -138,7 +135,6 @@ def _noise_again(
     value = correlations[where]
     violated = f"the same noise in several {where}" if value > 1 else None
     yield _leak(
-        _NOISE_AGAIN,
         evidence,
         f"largest correlation over its bound; of {', '.join(correlations)}",
         value,
@@ -179,7 +175,6 @@ def _sample_again(evidence: Evidence, _seeds: int) -> Iterator[attack.Leak]:
                 f"{hits} of {trials} records were drawn again; at rate {rate:g} at most {most}"
             )
         yield attack.Leak(
-            attack=SAMPLE_AGAIN.name,
             attacker=view.name,
             about=view.name,
             channel="aggregates",
@@ -194,7 +189,6 @@ def _sample_again(evidence: Evidence, _seeds: int) -> Iterator[attack.Leak]:
 
 
 def _leak(
-    name: str,
     evidence: Evidence,
     measure: str,
     value: float,
@@ -203,7 +197,6 @@ def _leak(
     violated: str | None,
 ) -> attack.Leak:
     return attack.Leak(
-        attack=name,
         attacker=evidence.config.primary.name,
         about="all secondaries",
         channel="aggregates",
@@ -251,7 +244,6 @@ def _linked_or_not(evidence: Evidence, _seeds: int) -> Iterator[attack.Leak]:
         if linked.all() or not linked.any():
             continue
         yield attack.Leak(
-            attack=LINKED_OR_NOT.name,
             attacker=evidence.config.primary.name,
             about=view.name,
             channel="aggregates",

@@ -77,7 +77,6 @@ def _decoding_leaks(
     ends = [*map(attack.explained_interval, errors["seen"], spreads)]
     low, high = np.mean(ends, axis=0)
     yield attack.Leak(
-        attack=RECONSTRUCTION.name,
         attacker=evidence.config.primary.name,
         about=view.name,
         channel="aggregates",
@@ -147,7 +146,6 @@ def _column_means(evidence: Evidence, seeds: int) -> Iterator[attack.Leak]:
             continue
         own_inputs = own[rows[there]]
         yield _mean_leak(
-            COLUMN_MEANS.name,
             evidence,
             view,
             _mean_errors(np.hstack([averages[there], own_inputs]), targets, seeds=seeds),
@@ -178,7 +176,6 @@ def _mean_errors(
 
 
 def _mean_leak(
-    name: str,
     evidence: Evidence,
     view: PartyView,
     seen: Float64[np.ndarray, "two columns"],
@@ -191,7 +188,6 @@ def _mean_leak(
         return float(1 - errors[0].sum() / errors[1].sum())
 
     return attack.Leak(
-        attack=name,
         attacker=evidence.config.primary.name,
         about=view.name,
         channel="aggregates",

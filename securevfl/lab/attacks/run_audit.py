@@ -9,14 +9,7 @@ from typing import Any, Final
 from securevfl.config.disclosure import channels, status
 from securevfl.core import checks, files
 from securevfl.core.errors import ConfigError
-from securevfl.lab.attacks import (
-    attack,
-    ids_and_codes,
-    labels,
-    own_models,
-    promised_noise,
-    similarities,
-)
+from securevfl.lab.attacks import attack, labels, promised_noise, similarities
 from securevfl.lab.attacks.attack import Evidence, UnavailableError
 from securevfl.lab.attacks.promised_noise import LINKED_OR_NOT
 from securevfl.lab.attacks.reconstruction import COLUMN_MEANS, RECONSTRUCTION
@@ -42,8 +35,8 @@ def all_attacks(
         labels.GRADIENT_NORM,
         labels.GRADIENT_DIRECTION,
         labels.GRADIENT_CLUSTERS,
-        own_models.MODEL_COMPLETION,
-        own_models.OWN_CLUSTERS,
+        labels.MODEL_COMPLETION,
+        labels.OWN_CLUSTERS,
         labels.CLASS_SUMS,
         labels.RESIDUAL_SIGNS,
         labels.ROW_NUMBERS,
@@ -52,9 +45,9 @@ def all_attacks(
         similarities.SIMILARITY_DISTANCE,
         similarities.SIMILARITY_PLACE,
         LINKED_OR_NOT,
-        ids_and_codes.GUESSED_IDS,
-        ids_and_codes.CODE_FREQUENCIES,
-        ids_and_codes.CODE_PLACES,
+        similarities.GUESSED_IDS,
+        similarities.CODE_FREQUENCIES,
+        similarities.CODE_PLACES,
         TRILATERATION,
         promised_noise.MEMBERSHIP,
         promised_noise.NOISE_SIZE,

@@ -133,7 +133,6 @@ class _ShadowAttack:
                 most = min(1.0, floor * math.exp(privacy["epsilon"]) + privacy["delta"])
                 measure += f"; the promise allows {most:.2g}"
             yield attack.Leak(
-                attack=self.name,
                 attacker="recipients of predictions",
                 about=about,
                 channel="publication of the model",

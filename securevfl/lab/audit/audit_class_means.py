@@ -37,6 +37,9 @@ from securevfl.federation.rounds.primary import PrimaryData
 from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run
 from securevfl.lab.audit.audit_party import ThreadPeers, Wires, answer_messages, run_lives
 from securevfl.lab.audit.audit_statistics import (
+    DELTA,
+    Audited,
+    AuditSettings,
     AuditTest,
     SumsView,
     drawn_tests,
@@ -45,7 +48,6 @@ from securevfl.lab.audit.audit_statistics import (
     worlds_needed,
 )
 from securevfl.lab.audit.audit_worlds import parties_named, table_at
-from securevfl.lab.audit.settings import DELTA, Audited, AuditSettings
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.spec import LinkedSecondary
 from securevfl.linkage.stage.linking import Linker

@@ -24,8 +24,8 @@ from securevfl.federation.rounds.secondary import Secondary, save_nothing
 from securevfl.federation.run_plan import RoundCounter
 from securevfl.federation.session import handshake
 from securevfl.federation.session.peers import Handlers, HandlerTable, M, Peers
+from securevfl.lab.audit.audit_statistics import RELEASES, ROUNDS_EVENT, AuditSettings
 from securevfl.lab.audit.audit_worlds import AuditStage
-from securevfl.lab.audit.settings import RELEASES, ROUNDS_EVENT, AuditSettings
 from securevfl.launch.child import end_with_launcher, report, report_failure
 from securevfl.mpc.codec import Words
 from securevfl.mpc.masks import SessionKey

@@ -27,16 +27,18 @@ from securevfl.federation.rounds.secondary import Secondary
 from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run
 from securevfl.federation.session.request_validator import RequestValidator, SessionLimits
 from securevfl.lab.audit.audit_statistics import (
+    DELTA,
     LONG,
     MIXED,
     WORLDS,
     ZERO,
+    AuditSettings,
     AuditSize,
     AuditTest,
+    Release,
     audit_tests,
     rows_needed,
 )
-from securevfl.lab.audit.settings import DELTA, AuditSettings, Release
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of

@@ -6,6 +6,7 @@ certificates in a folder that no other user can read; keys stay where they were 
 """
 
 import functools
+import hashlib
 import inspect
 import os
 import pkgutil
@@ -21,13 +22,73 @@ from typing import Any, Final, TypeVar, Unpack
 
 from securevfl.config.reading import parse_federation
 from securevfl.core import errors, files, interrupts
+from securevfl.core.errors import ConfigError
 from securevfl.core.progress import Observer, ProgressEvent, RoundDone, unheard
 from securevfl.data.tables import PartyTable
 from securevfl.launch import child, process, spawn
-from securevfl.launch.torchrun import detect_torchrun
 from securevfl.runtime import entry, launching, run_folder, run_options, run_settings
 from securevfl.runtime.simulation import RunResult
 from securevfl.transport import identity as identities
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Started:
+    """One of several processes that were started together, one for each party."""
+
+    rank: int
+    """Position among them from 0 on; 0 is the primary."""
+
+    size: int
+    """Number of processes, 2 or more."""
+
+    name: str
+    """Name of this start of them all: no other has the same."""
+
+    place: Path
+    """Folder for exchanging identities; it may not exist yet."""
+
+    def meeting(self, folder: Path) -> Path:
+        """Return the file by which the processes find one another, in a folder that they share."""
+        return folder / f"meeting-{self.name}"
+
+
+def detect_torchrun() -> Started | None:
+    """Return this process's place among those started together; None if it is the only one.
+
+    It is read from CrypTen's variables ``RANK``, ``WORLD_SIZE`` and ``RENDEZVOUS``, or from
+    torchrun's.
+
+    Raises:
+        ConfigError: If the processes are on several machines.
+    """
+    environment = os.environ
+    by_file = {"RANK", "WORLD_SIZE", "RENDEZVOUS"} <= environment.keys()
+    if not by_file and "TORCHELASTIC_RUN_ID" not in environment:
+        return None
+    rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
+    if size == 1:
+        return None
+    if by_file:
+        _, _, path = environment["RENDEZVOUS"].partition("file://")
+        if not path.startswith("/"):
+            raise ConfigError(
+                f"RENDEZVOUS: must be file:///PATH, of a file that is not there yet, got "
+                f"{environment['RENDEZVOUS']!r}; on several machines run securevfl party"
+            )
+        name = hashlib.sha256(path.encode()).hexdigest()[:16]
+        return Started(rank=rank, size=size, name=name, place=Path(f"{path}.parties"))
+    if environment["LOCAL_WORLD_SIZE"] != environment["WORLD_SIZE"]:
+        raise ConfigError(
+            "torchrun: all parties of a program must be on one machine; use --nproc-per-node, "
+            "not --nnodes, or run securevfl party on each machine"
+        )
+    # The starting agent's process, its port, and the number of restarts.
+    name = (
+        f"{os.getppid()}-{environment['MASTER_PORT']}-{environment['TORCHELASTIC_RESTART_COUNT']}"
+    )
+    place = Path(tempfile.gettempdir()) / f"securevfl-{os.getuid()}-{name}"
+    return Started(rank=rank, size=size, name=name, place=place)
+
 
 T = TypeVar("T")
 

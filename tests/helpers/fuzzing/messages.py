@@ -8,7 +8,7 @@ import numpy as np
 from helpers.linking import hidden_spec, key_table
 
 from securevfl.data.scaling import KeyScaler
-from securevfl.desk.setup.before_run import PeerFacts
+from securevfl.desk.setup.kit import PeerFacts
 from securevfl.federation.messages import (
     AverageRequest,
     EpochMark,

@@ -27,11 +27,9 @@ from securevfl.data.schema import KeyColumn, TableSchema
 from securevfl.data.sources.read import read_frame
 from securevfl.federation.run_plan import PredictionBudget
 from securevfl.runtime.predictions import Predictions
-from securevfl.serving.api import Served, make_app
+from securevfl.serving.api import RowFormat, Served, make_app
 from securevfl.serving.asking import Asker
-from securevfl.serving.guard import Guard, Rate
-from securevfl.serving.json_rows import RowFormat
-from securevfl.serving.prometheus import ServiceMetrics
+from securevfl.serving.guard import Guard, Rate, ServiceMetrics
 
 _TEXT: Final = (
     b"id,name,since,income\n1,Ann,2020-01-01,1.5\n2,,2021-02-03,\n3,B\xc3\xa9a,2019-12-31,2e3\n"

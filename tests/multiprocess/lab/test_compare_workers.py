@@ -17,8 +17,17 @@ from helpers.patience import PATIENCE_S
 
 from securevfl import read_federation
 from securevfl.lab.comparison import Comparison, compare_methods
-from securevfl.lab.engine import RunObservers, StudyContext, StudyOptions, WorkerProcesses
-from securevfl.lab.one_run import LeftOut, Recipe, Run, RunFailure, Task
+from securevfl.lab.one_run import (
+    LeftOut,
+    Recipe,
+    Run,
+    RunFailure,
+    RunObservers,
+    StudyContext,
+    StudyOptions,
+    Task,
+    WorkerProcesses,
+)
 from securevfl.lab.study_outputs import TableStore
 from securevfl.testing import write_federation
 

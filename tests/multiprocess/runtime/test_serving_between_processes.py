@@ -20,8 +20,7 @@ from securevfl.ledger.countersigning import SERVED_ROWS
 from securevfl.ledger.ledger_file import ledger_of_table
 from securevfl.runtime.entry import simulate
 from securevfl.runtime.trained_run import trained_run
-from securevfl.serving.opening import open_model
-from securevfl.serving.server import ServerSettings, application
+from securevfl.serving.server import ServerSettings, application, open_model
 from securevfl.testing import write_federation
 
 pytestmark = pytest.mark.multiprocess

@@ -15,8 +15,7 @@ from helpers.warm import Program
 
 import securevfl as sv
 from securevfl.core.errors import ConfigError
-from securevfl.launch.torchrun import detect_torchrun
-from securevfl.stages.programs.scripts import ThisParty, launch
+from securevfl.stages.programs.scripts import ThisParty, detect_torchrun, launch
 
 pytestmark = pytest.mark.multiprocess
 

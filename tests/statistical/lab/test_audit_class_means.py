@@ -13,7 +13,7 @@ import pytest
 from securevfl.dp.class_sums import SumFormat, integer_records
 from securevfl.dp.labels import randomised_labels
 from securevfl.lab.audit.audit_class_means import audit_class_means
-from securevfl.lab.audit.settings import AuditSettings
+from securevfl.lab.audit.audit_statistics import AuditSettings
 from securevfl.mpc import dealt_sums
 from securevfl.mpc.dealt_sums import masked_noise, open_sums
 from securevfl.stages.class_means import class_labels, parties

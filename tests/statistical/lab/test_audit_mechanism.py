@@ -40,7 +40,7 @@ from typer.testing import CliRunner
 from securevfl.federation.rounds.secondary import Secondary
 from securevfl.lab.audit import audit_report as audit_report
 from securevfl.lab.audit.audit_report import AuditReport, audit
-from securevfl.lab.audit.settings import RELEASES, AuditSettings, Release
+from securevfl.lab.audit.audit_statistics import RELEASES, AuditSettings, Release
 from securevfl.lab.commands import app
 from securevfl.mpc import codec
 

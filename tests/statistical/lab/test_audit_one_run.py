@@ -15,10 +15,10 @@ from helpers.altered_mechanisms import scaled, without_noise
 
 from securevfl.federation.build import build_secondary
 from securevfl.federation.rounds.secondary import Secondary
-from securevfl.lab.audit import audit_one_run as one_run
+from securevfl.lab.audit import audit_report as one_run
 from securevfl.lab.audit import audit_worlds
 from securevfl.lab.audit.audit_report import AuditReport
-from securevfl.lab.audit.settings import AuditSettings
+from securevfl.lab.audit.audit_statistics import AuditSettings
 
 pytestmark = pytest.mark.statistical
 
@@ -81,7 +81,7 @@ def failed(monkeypatch: pytest.MonkeyPatch, alter: Callable[[Secondary], object]
         return secondary
 
     monkeypatch.setattr(audit_worlds, "build_secondary", build)
-    tests = one_run.audit_one_run(SETTINGS)
+    tests = one_run.audit_report(SETTINGS)
     assert {test.name for test in tests} == BOTH
     assert all(test.power == 1 for test in tests)
     # What fails here fails the report, and so ends the command with exit code 4.

@@ -6,15 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from research.common.full_tables import load_full
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.lab.datasets import (
-    data_folder,
-    load_builtin,
-    load_folder,
-    load_full,
-    split_table,
-    split_views,
-)
+from securevfl.lab.datasets import data_folder, load_builtin, load_folder, split_table, split_views
 
 
 def real_data() -> None:

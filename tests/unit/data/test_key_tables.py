@@ -10,7 +10,7 @@ from securevfl.core.errors import DataError
 from securevfl.data.keys_and_labels import read_key_table
 from securevfl.data.tables import KeyTable
 from securevfl.lab.datasets import data_folder
-from securevfl.lab.link_quality import link_quality
+from securevfl.lab.links_alone import link_quality
 from securevfl.linkage.metrics.metric import Field
 from securevfl.linkage.spec import LinkageSecret
 from securevfl.linkage.text import joined_texts

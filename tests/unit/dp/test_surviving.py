@@ -10,7 +10,7 @@ from securevfl.dp import Privacy
 from securevfl.dp.events import Unit
 from securevfl.dp.gaussian import gaussian_noise_multiplier
 from securevfl.dp.release_plan import ReleasePlan
-from securevfl.lab.survival import noise_a_number, partners_for_half, rows_to_see, surviving_share
+from securevfl.lab.advice import noise_a_number, partners_for_half, rows_to_see, surviving_share
 
 UNITS = [unit.value for unit in Unit]
 

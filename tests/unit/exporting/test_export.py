@@ -22,8 +22,7 @@ from scipy.spatial import cKDTree
 from securevfl import read_federation
 from securevfl.core.errors import ConfigError
 from securevfl.data.tables import PartyTable
-from securevfl.exporting.export import FORMATS, TOLERANCE, export_run
-from securevfl.exporting.parts import PrimaryModule
+from securevfl.exporting.export import FORMATS, TOLERANCE, PrimaryModule, export_run
 from securevfl.federation.build import build_bottom
 from securevfl.testing import run_in_process, write_federation
 

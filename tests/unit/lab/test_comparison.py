@@ -23,8 +23,7 @@ from securevfl.lab.comparison import (
     table_rows,
     write_comparison,
 )
-from securevfl.lab.engine import StudyOptions
-from securevfl.lab.one_run import LeftOut, Recipe, Run, markdown, run_config
+from securevfl.lab.one_run import LeftOut, Recipe, Run, StudyOptions, markdown, run_config
 from securevfl.runtime import primary_run
 from securevfl.testing import read_tables, run_in_process, write_federation
 

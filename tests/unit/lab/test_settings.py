@@ -5,7 +5,7 @@ import re
 import pytest
 
 from securevfl.core.errors import ConfigError
-from securevfl.lab.sweep_settings import Point, parse_setting
+from securevfl.lab.sweep import Point, parse_setting
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,8 @@ import pytest
 
 from securevfl import SecureVflError, read_federation
 from securevfl.core.errors import ConfigError, PrivacyError
-from securevfl.lab.engine import StudyOptions
-from securevfl.lab.entry_points import sweep_and_write
-from securevfl.lab.one_run import LeftOut, Run
-from securevfl.lab.sweep import Sweep
-from securevfl.lab.sweep_settings import parse_setting
+from securevfl.lab.one_run import LeftOut, Run, StudyOptions
+from securevfl.lab.sweep import Sweep, parse_setting, sweep_and_write
 from securevfl.testing import read_tables, run_in_process, write_federation
 
 SMALL: dict[str, Any] = {

@@ -2,8 +2,8 @@
 
 import pytest
 
+from research.fedhssl.trade_off import Protected, calibrated_averaged_performance
 from securevfl.core.errors import ConfigError
-from securevfl.lab.trade_off import Protected, calibrated_averaged_performance
 
 STRENGTHS = (1.0, 5.0, 25.0)
 

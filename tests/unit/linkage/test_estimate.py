@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from securevfl.core.errors import DataError
-from securevfl.lab.link_quality import estimated_improvement, scaled_similarities
+from securevfl.lab.links_alone import estimated_improvement, scaled_similarities
 from securevfl.linkage.links import LinkTable
 
 # Distances 0 to 4 become similarities 1, 0.75, 0 and 0.5, 0.25, none.

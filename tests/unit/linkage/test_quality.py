@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from securevfl.core.errors import DataError
-from securevfl.lab.link_quality import link_quality
+from securevfl.lab.links_alone import link_quality
 from securevfl.linkage.links import NO_RECORD, LinkTable
 
 LINKS = LinkTable(

@@ -14,7 +14,7 @@ from helpers.linking import RANGES, key_table, link_spec, text_table
 from securevfl.core.errors import ConfigError, DataError, ProtocolError
 from securevfl.data.scaling import KeyScaler
 from securevfl.data.tables import KeyTable
-from securevfl.lab.link_quality import link_quality
+from securevfl.lab.links_alone import link_quality
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.metrics.metric import Field, numbers_of
 from securevfl.linkage.protections.plaintext import LinkKeys

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from securevfl.lab.coalition_game import solve
+from securevfl.lab.contribution import solve
 from securevfl.models.tasks import TaskHead
 from securevfl.runtime.coalitions import Coalition, CoalitionAnswer
 

@@ -14,7 +14,7 @@ import securevfl as sv
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.core.progress import EpochDone, RowsReleased, unheard
 from securevfl.runtime.trained_run import trained_run
-from securevfl.serving.opening import OpenedModel, open_model
+from securevfl.serving.server import OpenedModel, open_model
 from securevfl.testing import run_in_process, save_federation, write_federation
 
 SECONDARY = Path("parties", "bank-1", "ledger.jsonl")

@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 import torch
 
-from securevfl.desk.report.learned import section_of
 from securevfl.desk.report.page import write_report
+from securevfl.desk.report.plots import section_of
 from securevfl.models.fet.family import FeTBottom
 from securevfl.models.fet.settings import FeTConfig
 from securevfl.runtime.run_folder import write_explanation

@@ -16,7 +16,7 @@ from securevfl.federation.session.party_files import PartyFiles
 from securevfl.runtime.party import PartySession
 from securevfl.runtime.primary_party import PredictingPrimary
 from securevfl.runtime.run_options import PartyJob
-from securevfl.serving import opening
+from securevfl.serving import server
 from securevfl.testing import write_federation
 from securevfl.transport.identity import Identity
 
@@ -59,8 +59,8 @@ def test_each_session_leaves_out_whom_the_last_one_lost(
             error.party = lost
             raise error
 
-    monkeypatch.setattr(opening, "predicting", predicting)
-    sessions = opening.WithoutLost(
+    monkeypatch.setattr(server, "predicting", predicting)
+    sessions = server.WithoutLost(
         primary,
         kept(primary.config, "agency"),
         opened=lambda _transport: None,

@@ -26,8 +26,13 @@ from securevfl.runtime.entry import simulate
 from securevfl.runtime.prediction_session import PredictionSession
 from securevfl.runtime.trained_run import predict, trained_run
 from securevfl.serving.guard import token_of
-from securevfl.serving.opening import OpenedModel, in_process
-from securevfl.serving.server import ServerSettings, application, listening_socket
+from securevfl.serving.server import (
+    OpenedModel,
+    ServerSettings,
+    application,
+    in_process,
+    listening_socket,
+)
 from securevfl.testing import write_federation
 
 TOKEN = "a-token-of-the-tests"

@@ -15,15 +15,8 @@ from helpers.patience import PATIENCE_S
 
 from securevfl.data.tables import PartyTable
 from securevfl.runtime.prediction_session import NotFiniteError, require_finite_outputs
-from securevfl.serving.guard import Guard, Rate
-from securevfl.serving.json_rows import (
-    MOST_LINES,
-    BadRowsError,
-    RowColumn,
-    RowFormat,
-    TooManyRowsError,
-)
-from securevfl.serving.prometheus import ServiceMetrics
+from securevfl.serving.api import MOST_LINES, BadRowsError, RowColumn, RowFormat, TooManyRowsError
+from securevfl.serving.guard import Guard, Rate, ServiceMetrics
 from securevfl.serving.server import ConnectionLimits, server_of
 
 FORMAT = RowFormat([RowColumn(name="x", kind="number", required=True, nullable=False, note="")])
@@ -282,9 +275,7 @@ def test_connections_that_say_nothing_are_closed_and_too_many_make_room() -> Non
 def test_objects_and_lists_are_counted_before_json_makes_them(
     rows: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "securevfl.serving.json_rows.from_json", lambda *_, **__: pytest.fail("made")
-    )
+    monkeypatch.setattr("securevfl.serving.api.from_json", lambda *_, **__: pytest.fail("made"))
     with pytest.raises(TooManyRowsError):
         FORMAT.read(b'{"rows":[' + rows + b"]}", most_rows=1000)
 

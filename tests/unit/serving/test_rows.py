@@ -8,7 +8,7 @@ import pytest
 
 from securevfl.data.scaling import ColumnSettings
 from securevfl.data.schema import KeyColumn, TableSchema
-from securevfl.serving.json_rows import BadRowsError, RowFormat
+from securevfl.serving.api import BadRowsError, RowFormat
 
 FRAME = pd.DataFrame(
     {

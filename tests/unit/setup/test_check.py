@@ -14,8 +14,7 @@ from helpers.command_line import securevfl
 
 from securevfl import read_federation
 from securevfl.core.progress import LinksCounted
-from securevfl.desk.setup.check import check_federation
-from securevfl.desk.setup.estimates import ExpectedLinks
+from securevfl.desk.setup.check import ExpectedLinks, check_federation
 from securevfl.testing import write_federation
 
 Capture = pytest.CaptureFixture[str]

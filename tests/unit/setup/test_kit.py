@@ -17,8 +17,8 @@ from helpers.command_line import securevfl
 
 from securevfl import read_federation
 from securevfl.core.errors import ConfigError
-from securevfl.desk.setup import before_run, kit
-from securevfl.desk.setup.before_run import PeerFacts, PeerFinding
+from securevfl.desk.setup import kit
+from securevfl.desk.setup.kit import PeerFacts, PeerFinding
 from securevfl.testing import write_federation
 from securevfl.transport.identity import Identity, expiring
 
@@ -53,7 +53,7 @@ def kits(joined_kits: Path, tmp_path: Path, port: int) -> Path:
 def look(kits: Path, name: str, *, wait_s: float = 1.0) -> list[PeerFinding]:
     config = read_federation(kits / name / kit.FEDERATION)
     folder = kits / name / kit.IDENTITY
-    return list(before_run.run_peer_checks(config, name, folder, runs=kits, wait_s=wait_s))
+    return list(kit.run_peer_checks(config, name, folder, runs=kits, wait_s=wait_s))
 
 
 def look_at_once(kits: Path, *, wait_s: float = 5.0) -> dict[str, list[PeerFinding]]:
@@ -93,9 +93,7 @@ def test_a_kit_holds_all_that_one_organisation_needs(kits: Path, capfd: Capture)
 
 def test_all_read_out_one_code(kits: Path, capfd: Capture) -> None:
     """An altered certificate or file changes it; lines and comments of the file stay."""
-    codes = {
-        before_run.spoken(read_federation(kits / name / kit.FEDERATION).digest) for name in NAMES
-    }
+    codes = {kit.spoken(read_federation(kits / name / kit.FEDERATION).digest) for name in NAMES}
     (code,) = codes
     assert len(code) == 35
     path = kits / "bank-1" / kit.FEDERATION
@@ -229,7 +227,7 @@ def test_versions_and_clocks_are_compared(kits: Path) -> None:
     config = read_federation(kits / "agency" / kit.FEDERATION)
     facts = PeerFacts(version="0.1\x1b[2J", digest=config.digest, clock_s=0.0).to_message()
     facts = replace(facts, sender="bank-1")
-    told = wrong(list(before_run.compare_peer(config, facts)))
+    told = wrong(list(kit.compare_peer(config, facts)))
     assert "has securevfl 0.1 [2J, and this party" in told
     assert "s behind this one; set both by NTP" in told
 

@@ -17,7 +17,7 @@ from securevfl.config.linkage import parse_linkage
 from securevfl.config.reading import parse_federation
 from securevfl.core.errors import ConfigError
 from securevfl.data.tables import KeyTable
-from securevfl.desk.setup.estimates import expected_links
+from securevfl.desk.setup.check import expected_links
 from securevfl.linkage.text import Spelling
 
 Capture = pytest.CaptureFixture[str]

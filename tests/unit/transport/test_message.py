@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from securevfl.core.errors import ProtocolError
-from securevfl.desk.setup.before_run import CheckKind
+from securevfl.desk.setup.kit import CheckKind
 from securevfl.federation.messages import RoundKind
 from securevfl.ledger.countersigning import LedgerKind
 from securevfl.linkage.stage.messages import LinkingKind

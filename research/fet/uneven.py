@@ -8,8 +8,10 @@ import pandas as pd
 from jaxtyping import Float64
 
 from securevfl.core import checks
-from securevfl.core.conventions import stream
-from securevfl.core.errors import ConfigError
+from securevfl.core.conventions import Task, stream
+from securevfl.core.errors import ConfigError, DataError
+from securevfl.data.tables import PartyTable
+from securevfl.lab.datasets import split_views
 
 Parts = list[np.ndarray]
 """Feature numbers of each party."""
@@ -123,3 +125,58 @@ def by_correlation(
     (_, least), (_, largest) = search(-1.0), search(1.0)
     parts, _ = search(beta * largest + (1 - beta) * least)
     return [np.sort(part) for part in parts]
+
+
+def split_unevenly(
+    X: np.ndarray,
+    y: np.ndarray,
+    *,
+    parties: int,
+    by: str,
+    weights: float | Sequence[float] | None = None,
+    key_dim: int = 4,
+    key_noise: float = 0.05,
+    seed: int = 0,
+    task: Task = "multiclass",
+) -> list[PartyTable]:
+    """Split a table as :func:`securevfl.lab.datasets.split_views` does, by drawn columns.
+
+    Args:
+        X: Features, one row a record.
+        y: Labels.
+        parties: The primary and at least one secondary.
+        by: ``importance`` gives each party a random share of the features, and the primary at least
+            ``key_dim``; ``correlation`` gives all as many, more or less correlated within a party.
+        weights: With ``importance``: alpha of every party's share, or one a party, by default 1.
+            With ``correlation``: beta, by default 0.5.
+        key_dim: Dimensions of the keys.
+        key_noise: Deviation of the noise on keys.
+        seed: Seed of all random choices.
+        task: Kind of label.
+
+    Raises:
+        ConfigError: If an argument is out of range.
+        DataError: If the table has too few features.
+
+    References:
+        [FeT] appendix G.
+    """
+    checks.one_of(("importance", "correlation"), by=by)
+    if by == "importance":
+        if key_dim + parties - 1 > X.shape[1]:
+            raise DataError(
+                f"X: has {X.shape[1]} features, too few for {key_dim} at the primary and one at "
+                f"each of {parties - 1} others"
+            )
+        alpha = 1.0 if weights is None else weights
+        parts = by_importance(X.shape[1], parties=parties, weights=alpha, first=key_dim, seed=seed)
+    else:
+        beta = 0.5 if weights is None else weights
+        if not isinstance(beta, int | float):
+            raise ConfigError(f"weights: must be one number with by = {by!r}, got {weights}")
+        parts = by_correlation(X, parties=parties, beta=beta, seed=seed)
+    names = ["primary", *(f"secondary-{number}" for number in range(1, parties))]
+    views = {name: part.tolist() for name, part in zip(names, parts, strict=True)}
+    return split_views(
+        X, y, views=views, key_dim=key_dim, key_noise=key_noise, seed=seed, task=task
+    )
