@@ -89,14 +89,14 @@ def brute_delta(
     ),
 )
 def test_delta_is_that_of_brute_force(releases: list[SymbolRelease], mu: float | None) -> None:
-    """Removal and exchange, in both directions, and little above."""
+    """Removal and exchange, in both directions; little above, since directions may be mixed."""
     pairs = [rows_of(release) for release in releases for _ in range(release.count)]
     back = [(second, first) for first, second in pairs]
     top = sum(map(largest_loss, releases))
     for epsilon in (0.0, 0.4 * top, 0.9 * top):
         exact = max(brute_delta(each, epsilon=epsilon, mu=mu) for each in (pairs, back))
         delta = symbols_delta(releases, epsilon=epsilon, noise_multiplier=mu and 1 / mu)
-        assert exact * (1 - 1e-6) - 1e-15 <= delta <= exact * 1.01 + 1e-15
+        assert exact * (1 - 1e-6) - 1e-15 <= delta <= exact * 1.2 + 1e-15
 
 
 @pytest.mark.xfail(strict=True, reason="each direction is composed with itself alone")
@@ -231,7 +231,7 @@ SHARED = [[LOW, NONE], [LOW, HIGH]], [[NONE, NONE], [NONE, HIGH]]
         (True, ([[LOW, NONE]], [[HIGH, NONE]]), 1),
         (True, ([[LOW, HIGH], [LOW, NONE]], [[NONE, HIGH], [NONE, NONE]]), 2),
     ],
-    ids=["alone", "rows", "shared", "infinite", "both", "of two", "exchanged", "forward"],
+    ids=["alone", "rows", "shared", "infinite", "mixed", "of two", "exchanged", "forward"],
 )
 def test_runs_word_by_word_keep_what_is_charged(
     drawn: Callable[..., list[int]],
@@ -263,7 +263,9 @@ def test_absent_rows_are_exactly_uniform(drawn: Callable[..., list[int]], cells:
     fair = 256 // cells * cells
     values = np.array([[NONE, NONE], [LOW, HIGH]] * (fair // 2) + [[NONE, NONE]] * (fair % 2))
     # The last words of all leave a cell as it is.
-    sent = drawn(noise, values, bytes(range(256)), np.full(fair, 2**63 - 1, dtype=np.uint64))
+    sent = drawn(
+        noise, values, bytes(range(255, -1, -1)), np.full(fair, 2**63 - 1, dtype=np.uint64)
+    )
     assert Counter(sent) == dict.fromkeys(range(cells), fair // cells)
 
 
