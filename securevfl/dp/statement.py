@@ -27,6 +27,10 @@ _NO_PROMISE_ALONE: Final = (
     "No noise is added, and with one secondary there is nothing to average with: what the primary "
     "learns from that secondary's vectors is not bounded, and nothing protects them."
 )
+_REACHED: Final = (
+    "Symbols come near this limit for nearly every record, and not in rare cases alone: from even "
+    "odds a guess may be right in {} of cases."
+)
 _ALONE: Final = "With one secondary there is nothing to average with: only the noise protects it."
 
 LABELS_SHOWN: Final = (
@@ -85,6 +89,7 @@ def bounded_statement(
     colluding: int,
     links_per_record: int | None,
     releases_per_record: int | None = None,
+    symbols: bool = False,
     claimed: float | None = None,
     total_epsilon: float | None = None,
 ) -> Statement:
@@ -105,6 +110,8 @@ def bounded_statement(
         colluding: ``c``, how many of them may help the primary.
         links_per_record: ``m``; None if there is no cap.
         releases_per_record: ``N``, where secondaries count a record's releases; None: they do not.
+        symbols: Whether rows are released as symbols (:mod:`securevfl.dp.symbols`), each drawn by
+            its own secondary; else as vectors behind noise.
         claimed: Epsilon by the papers' formula, if the noise was calibrated to it.
         total_epsilon: Epsilon of all runs on this table, this one included; infinite if one of them
             added no noise. None leaves it out.
@@ -124,7 +131,7 @@ def bounded_statement(
         against = f"the primary together with any {colluding} of the {parties} secondaries"
         knowing, their = "they know, they", "their"
     # Of class sums too, which are each secondary's own.
-    released = f"all noised {'sums' if parties > 1 else 'vectors'} and counts"
+    kind = "symbols, noised sums" if symbols else f"noised {'sums' if parties > 1 else 'vectors'}"
     linked = "linked to any number of the primary's rows"
     if releases_per_record is not None:
         linked = f"released in at most {releases_per_record} of the primary's rows"
@@ -134,12 +141,14 @@ def bounded_statement(
     warning = _warning(epsilon=epsilon, total=total_epsilon, published=claimed is not None)
     sentences = [
         None if claimed is None else _claim(claimed),
-        f"Suppose {against} tries to find out from {released} of this run whether {hides}.",
+        f"Suppose {against} tries to find out from all {kind} and counts of this run whether "
+        f"{hides}.",
         f"Whatever else {knowing} can do no better than if {their} odds changed by at most a "
         f"factor of {_factor(epsilon)}, except with a probability of {_one_in(delta)} "
         f"(delta = {delta:g}).",
+        _REACHED.format(suspicion_in_words(epsilon, against=1)) if symbols else None,
         None if total_epsilon is None else _total(total_epsilon),
-        _ALONE if parties == 1 else None,
+        _ALONE if parties == 1 and not symbols else None,
         _not_covered(unit, runs="other runs" if total_epsilon is None else "later runs"),
         warning,
     ]
@@ -242,20 +251,21 @@ def odds_in_words(epsilon: float) -> str:
     return f"{1 + above:.{max(1, math.ceil(-math.log10(above)))}f}" if epsilon else "1"
 
 
-def suspicion_in_words(epsilon: float) -> str:
-    """Return the largest posterior of a suspicion of 1 % if odds change by ``e^epsilon``.
+def suspicion_in_words(epsilon: float, *, against: int = 99) -> str:
+    """Return the largest posterior of a suspicion, of 1 %, if odds change by ``e^epsilon``.
 
     In per cent, rounded up to two digits.
 
     Args:
         epsilon: Finite, >= 0.
+        against: Odds against it before.
 
     Examples:
         >>> [suspicion_in_words(epsilon) for epsilon in (0, 0.1, 1, 8, 24)]
         ['1 %', '1.2 %', '2.7 %', '97 %', 'more than 99 %']
     """
     checks.non_negative(epsilon=epsilon)
-    percent = 100 / (1 + 99 * math.exp(-epsilon))
+    percent = 100 / (1 + against * math.exp(-epsilon))
     if percent > 99:
         return "more than 99 %"
     digits = 1 if percent < 10 else 0
@@ -292,25 +302,18 @@ def _hidden(unit: UnitName, *, linked: str, parties: int, colluding: int) -> str
     one_left = parties - colluding == 1
     match unit:
         case "secondary-record":
-            table = "any one secondary's table"
-            if colluding:
-                table = "the table of any one other secondary"
-            return f"any one record ({linked}) is in " + (
-                f"the {other}secondary's table" if one_left else table
-            )
+            table = f"the {other}secondary's table"
+            if not one_left:
+                anyone = "the table of any one other secondary"
+                table = anyone if colluding else "any one secondary's table"
+            return f"any one record ({linked}) is in {table}"
         case "entity":
-            return (
-                f"any one entity (at most one record at each secondary, each {linked}) is in "
-                + (
-                    f"the {other}secondary's table"
-                    if one_left
-                    else f"the {other}secondaries' tables"
-                )
-            )
+            tables = "secondary's table" if one_left else "secondaries' tables"
+            records = f"at most one record at each secondary, each {linked}"
+            return f"any one entity ({records}) is in the {other}{tables}"
         case "linked-row":
-            return "any one of the primary's rows is linked to records of " + (
-                f"the {other}secondary" if one_left else f"the {other}secondaries"
-            )
+            holders = "secondary" if one_left else "secondaries"
+            return f"any one of the primary's rows is linked to records of the {other}{holders}"
         case _:
             assert_never(unit)
 
