@@ -20,10 +20,10 @@ from scipy.optimize import linprog
 sys.path.append(str(Path(__file__).parents[2]))
 
 from research.common.figure_files import keep
-from securevfl.dp.gaussian import composed_multiplier, gaussian_delta, gaussian_noise_multiplier
+from securevfl.dp.gaussian import gaussian_delta, gaussian_noise_multiplier
 from securevfl.dp.privacy import Privacy, UnitName
 from securevfl.dp.release_plan import FittingPlan, ReleasePlan, choose_symbols
-from securevfl.dp.symbols import normal_scores, symbols_delta
+from securevfl.dp.symbols import cell_probabilities, normal_scores
 from securevfl.lab.survival import noise_a_number, partners_for_half, surviving_share
 
 UNITS: tuple[UnitName, ...] = ("secondary-record", "entity", "linked-row")
@@ -97,7 +97,7 @@ def scores(epsilons: list[float]) -> dict[str, list[str]]:
         **{f"Gaussian, sum of {k}": noised(record, k) for k in SECONDARIES},
         **{f"entity at {k}, symbols (cells)": symbols("entity", k) for k in SECONDARIES},
         **{f"entity at {k}, Gaussian": noised("entity", k) for k in SECONDARIES},
-        "advantage of the best test, symbols": [f"{advantage(each):.2f}" for each in epsilons],
+        "advantage of the best test, symbol": [f"{advantage(each):.2f}" for each in epsilons],
         "advantage of the best test, Gaussian": [
             f"{_gaussian_advantage(each):.2f}" for each in epsilons
         ],
@@ -107,14 +107,12 @@ def scores(epsilons: list[float]) -> dict[str, list[str]]:
 def advantage(epsilon: float) -> float:
     """Return how much likelier the best test says "there" of a record that is than of none.
 
-    It is delta at epsilon 0, of all that a run releases.
+    It is ``p - 1/M``, by the record's symbol; its part of the encoder's fit adds next to nothing.
     """
     plan = score_plan("secondary-record", epsilon, secondaries=1, exchanged=False)
-    odds = plan.noise_share_std()
-    noised = [*plan.fitting_releases(), *plan.link_count_releases(odds)]
-    multipliers = [event.noise_multiplier / math.sqrt(event.count) for event in noised]
-    symbol = plan.release(odds, rounds=1, row_releases=_ROWS)
-    return symbols_delta([symbol], epsilon=0.0, noise_multiplier=composed_multiplier(*multipliers))
+    assert plan.symbols is not None
+    own, _ = cell_probabilities(plan.symbols.cells, plan.noise_share_std())
+    return own - 1 / plan.symbols.cells
 
 
 def _gaussian_advantage(epsilon: float) -> float:
