@@ -141,7 +141,7 @@ def windows(epsilon: float) -> float:
     explained = (of_quantiles * normal_scores(_QUANTILES)).mean(axis=1) ** 2
     sums = np.vstack([of_quantiles.T, 1 / mean])
     found = linprog(-explained, A_eq=sums, b_eq=np.ones(_QUANTILES + 1), method="highs")
-    if found.status:
+    if found.fun is None:
         raise RuntimeError(found.message)
     return float(-found.fun)
 

@@ -8,7 +8,7 @@ reports, the calculator and documents show their text unchanged.
 import math
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
-from typing import Final, assert_never
+from typing import Final, Literal, assert_never
 
 from securevfl.core import checks
 from securevfl.dp.labels import LabelMechanism, LabelTotal
@@ -82,14 +82,13 @@ def unbounded_statement(*, parties: int) -> Statement:
 def bounded_statement(
     *,
     unit: UnitName,
-    encoder: Encoder,
+    encoder: Encoder | Literal["symbols"],
     epsilon: float,
     delta: float,
     parties: int,
     colluding: int,
     links_per_record: int | None,
     releases_per_record: int | None = None,
-    symbols: bool = False,
     claimed: float | None = None,
     total_epsilon: float | None = None,
 ) -> Statement:
@@ -103,15 +102,14 @@ def bounded_statement(
     Args:
         unit: Unit of the guarantee.
         encoder: How bottom models depend on private data; a cap on a record's rows does not apply
-            to a trained one.
+            to a trained one. ``symbols``: frozen, with rows that are released as symbols
+            (:mod:`securevfl.dp.symbols`) instead of vectors behind noise.
         epsilon: Epsilon of this run by sound accounting, in nats, >= 0.
         delta: Failure probability, in (0, 1).
         parties: ``k``, secondaries of the federation.
         colluding: ``c``, how many of them may help the primary.
         links_per_record: ``m``; None if there is no cap.
         releases_per_record: ``N``, where secondaries count a record's releases; None: they do not.
-        symbols: Whether rows are released as symbols (:mod:`securevfl.dp.symbols`), each drawn by
-            its own secondary; else as vectors behind noise.
         claimed: Epsilon by the papers' formula, if the noise was calibrated to it.
         total_epsilon: Epsilon of all runs on this table, this one included; infinite if one of them
             added no noise. None leaves it out.
@@ -130,12 +128,13 @@ def bounded_statement(
     if colluding:
         against = f"the primary together with any {colluding} of the {parties} secondaries"
         knowing, their = "they know, they", "their"
+    symbols = encoder == "symbols"
     # Of class sums too, which are each secondary's own.
     kind = "symbols, noised sums" if symbols else f"noised {'sums' if parties > 1 else 'vectors'}"
     linked = "linked to any number of the primary's rows"
     if releases_per_record is not None:
         linked = f"released in at most {releases_per_record} of the primary's rows"
-    elif REGIMES[encoder].caps_records and links_per_record is not None:
+    elif (encoder == "symbols" or REGIMES[encoder].caps_records) and links_per_record is not None:
         linked = f"linked to at most {links_per_record} of the primary's rows"
     hides = _hidden(unit, linked=linked, parties=parties, colluding=colluding)
     warning = _warning(epsilon=epsilon, total=total_epsilon, published=claimed is not None)
