@@ -213,6 +213,14 @@ def waterfall() -> str:
     return f"{table(head, rows)}\n{found.source}\n"
 
 
+def surviving() -> str:
+    """Return what survives of one score at each epsilon, by what it is released with."""
+    found = measured("surviving")
+    head = ["epsilon", *(f"{epsilon:g}" for epsilon in found.figures["epsilons"])]
+    rows = [[name, *cells] for name, cells in found.figures["rows"].items()]
+    return f"{table(head, rows)}\n{found.source}\n"
+
+
 def null_partners() -> str:
     """Return how often verdicts said that partners help."""
     files = [measured(name) for name in NULL_PARTNERS]
@@ -292,6 +300,7 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "gains": gains,
     "null-partners": null_partners,
     "on-shares": on_shares,
+    "surviving": surviving,
     "waterfall": waterfall,
     "without-noise": without_noise,
 }

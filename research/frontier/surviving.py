@@ -1,21 +1,38 @@
-"""What can survive the noise of a release, unit by unit, as a table; nothing is simulated.
+"""What can survive a release, by symbols and behind noise, as tables; nothing is simulated.
 
-    python research/frontier/surviving.py
+    python research/frontier/surviving.py --keep
 
 The promise is that of research/frontier/README.md's bounds: one record a row (``choose =
-"records"``, m = 1), frozen encoders, no fitting, every row released once. ``--fitting 0.05`` takes
-what a fitted encoder takes.
+"records"``, m = 1), frozen encoders, every row released once. The first table is of one score, with
+a fitted encoder and the number of linked rows, as ``encoder = "auto"`` plans it; the second one of
+vectors behind noise, without a fitting (``--fitting 0.05`` takes what a fitted encoder takes).
 """
 
 import argparse
 import math
+import sys
+from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
+from scipy.optimize import linprog
+
+sys.path.append(str(Path(__file__).parents[2]))
+
+from research.common.figure_files import keep
+from securevfl.dp.gaussian import gaussian_delta, gaussian_noise_multiplier
 from securevfl.dp.privacy import Privacy, UnitName
-from securevfl.dp.release_plan import FittingPlan, ReleasePlan
+from securevfl.dp.release_plan import FittingPlan, ReleasePlan, choose_symbols
+from securevfl.dp.symbols import cell_probabilities, normal_scores
 from securevfl.lab.advice import noise_a_number, partners_for_half, surviving_share
 
 UNITS: tuple[UnitName, ...] = ("secondary-record", "entity", "linked-row")
+SECONDARIES = (2, 4, 10)
 _ROWS = 10_000
+_SCORE_FIT = FittingPlan(share=0.05, steps=3)
+_SCORE_DELTA = 1e-5
+# Windows of so many quantiles; a plan's largest number of cells.
+_QUANTILES = 64
 
 
 def plan_of(
@@ -38,6 +55,95 @@ def plan_of(
         disjoint=disjoint,
         fitting=FittingPlan(share=options.fitting) if options.fitting else None,
     )
+
+
+def score_plan(unit: UnitName, epsilon: float, *, secondaries: int, exchanged: bool) -> ReleasePlan:
+    """Return the plan of one score a record, as a symbol."""
+    options = argparse.Namespace(delta=_SCORE_DELTA, secondaries=secondaries, fitting=0.0)
+    plan = plan_of(unit, epsilon, options, disjoint=False)
+    symbols = choose_symbols(plan.privacy, _SCORE_FIT, parties=secondaries, exchanged=exchanged)
+    return replace(plan, fitting=_SCORE_FIT, linked_rows=_ROWS, symbols=symbols)
+
+
+def scores(epsilons: list[float]) -> dict[str, list[str]]:
+    """Return what survives of a normal score, by what it is released with; one cell an epsilon."""
+
+    def symbols(unit: UnitName, secondaries: int, *, exchanged: bool = False) -> list[str]:
+        shares = []
+        for epsilon in epsilons:
+            plan = score_plan(unit, epsilon, secondaries=secondaries, exchanged=exchanged)
+            cells = plan.symbols.cells if plan.symbols else 0
+            shares.append(f"{plan.surviving_share(plan.noise_share_std()):.3f} ({cells})")
+        return shares
+
+    def noised(unit: UnitName, secondaries: int, *, any_reader: bool = False) -> list[str]:
+        options = argparse.Namespace(
+            delta=_SCORE_DELTA, secondaries=secondaries, fitting=_SCORE_FIT.share
+        )
+        shares = []
+        for epsilon in epsilons:
+            noise = _noise(plan_of(unit, epsilon, options, disjoint=False))
+            share = surviving_share(noise=noise, secondaries=secondaries)
+            shares.append(f"{any_code(noise) if any_reader else share:.3f}")
+        return shares
+
+    record: UnitName = "secondary-record"
+    return {
+        "symbol (cells), a record removed": symbols(record, 1),
+        "symbol (cells), exchanged": symbols(record, 1, exchanged=True),
+        "any windows of quantiles, pure epsilon": [f"{windows(each):.3f}" for each in epsilons],
+        "Gaussian, linear": noised(record, 1),
+        "Gaussian, any code": noised(record, 1, any_reader=True),
+        **{f"Gaussian, sum of {k}": noised(record, k) for k in SECONDARIES},
+        **{f"entity at {k}, symbols (cells)": symbols("entity", k) for k in SECONDARIES},
+        **{f"entity at {k}, Gaussian": noised("entity", k) for k in SECONDARIES},
+        "advantage of the best test, symbol": [f"{advantage(each):.2f}" for each in epsilons],
+        "advantage of the best test, Gaussian": [
+            f"{_gaussian_advantage(each):.2f}" for each in epsilons
+        ],
+    }
+
+
+def advantage(epsilon: float) -> float:
+    """Return how much likelier the best test says "there" of a record that is than of none.
+
+    It is ``p - 1/M``, by the record's symbol; its part of the encoder's fit adds next to nothing.
+    """
+    plan = score_plan("secondary-record", epsilon, secondaries=1, exchanged=False)
+    assert plan.symbols is not None
+    own, _ = cell_probabilities(plan.symbols.cells, plan.noise_share_std())
+    return own - 1 / plan.symbols.cells
+
+
+def _gaussian_advantage(epsilon: float) -> float:
+    multiplier = gaussian_noise_multiplier(epsilon=epsilon, delta=_SCORE_DELTA)
+    return gaussian_delta(epsilon=0.0, noise_multiplier=multiplier)
+
+
+def windows(epsilon: float) -> float:
+    """Return the most that survives of a normal score under windows of quantiles, at pure epsilon.
+
+    An answer y of such a mechanism is ``e^epsilon`` times as likely of a record in its window as of
+    a row without one, and ``e^-epsilon`` times of any other; or, for the windows that hold all
+    quantiles or none, alike of all. Randomised response is one of them, each window one cell. The
+    chances of answers are free, but that those of each quantile add up to 1, and those of a row
+    without a record; what y explains of the score, its posterior mean squared, is linear in them.
+    """
+    first, last = np.triu_indices(_QUANTILES)
+    quantiles = np.arange(_QUANTILES)
+    inside = (first[:, None] <= quantiles) & (quantiles <= last[:, None])
+    ratios = np.where(inside, math.exp(epsilon), math.exp(-epsilon))
+    none = np.full((1, _QUANTILES), math.exp(-epsilon))
+    ratios = np.vstack([ratios, none, np.ones_like(none)])
+    # By the chance of an answer over all records, so that columns are of one size.
+    mean = ratios.mean(axis=1)
+    of_quantiles = ratios / mean[:, None]
+    explained = (of_quantiles * normal_scores(_QUANTILES)).mean(axis=1) ** 2
+    sums = np.vstack([of_quantiles.T, 1 / mean])
+    found = linprog(-explained, A_eq=sums, b_eq=np.ones(_QUANTILES + 1), method="highs")
+    if found.fun is None:
+        raise RuntimeError(found.message)
+    return float(-found.fun)
 
 
 def rows_of(unit: UnitName, options: argparse.Namespace) -> list[tuple[str, list[str]]]:
@@ -97,8 +203,17 @@ def main() -> None:
     parser.add_argument("--epsilons", type=float, nargs="+", default=[16, 8, 4, 2, 1])
     parser.add_argument("--secondaries", type=int, default=4)
     parser.add_argument("--fitting", type=float, default=0.0, help="share of the privacy, < 1")
+    parser.add_argument("--keep", action="store_true", help="write the first table's figures")
     options = parser.parse_args()
+    found = {"epsilons": options.epsilons, "rows": scores(options.epsilons)}
     heads = " | ".join(f"{epsilon:g}" for epsilon in options.epsilons)
+    print(f"| one score, delta {_SCORE_DELTA:g}, epsilon | {heads} |")
+    print("| --- " * (1 + len(options.epsilons)) + "|")
+    for what, cells in found["rows"].items():
+        print(f"| {what} | {' | '.join(cells)} |")
+    print()
+    if options.keep:
+        keep("surviving", found, seeds=[], code=("securevfl/dp", "securevfl/lab/advice.py"))
     print(f"| unit | delta {options.delta:g}, epsilon | {heads} |")
     print("| --- " * (2 + len(options.epsilons)) + "|")
     for unit in UNITS:

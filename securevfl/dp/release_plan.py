@@ -537,7 +537,7 @@ class ReleasePlan:
         published = privacy.accounting == "as-published"
         return bounded_statement(
             unit=privacy.unit,
-            encoder=privacy.encoder,
+            encoder="symbols" if self.symbols is not None else privacy.encoder,
             epsilon=max(self.epsilon(noise_share_std), spent),
             delta=privacy.delta,
             parties=self.parties,

@@ -8,7 +8,7 @@ reports, the calculator and documents show their text unchanged.
 import math
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
-from typing import Final, assert_never
+from typing import Final, Literal, assert_never
 
 from securevfl.core import checks
 from securevfl.dp.labels import LabelMechanism, LabelTotal
@@ -26,6 +26,10 @@ NO_PROMISE: Final = (
 _NO_PROMISE_ALONE: Final = (
     "No noise is added, and with one secondary there is nothing to average with: what the primary "
     "learns from that secondary's vectors is not bounded, and nothing protects them."
+)
+_REACHED: Final = (
+    "Symbols come near this limit for nearly every record, and not in rare cases alone: from even "
+    "odds a guess may be right in {} of cases."
 )
 _ALONE: Final = "With one secondary there is nothing to average with: only the noise protects it."
 
@@ -78,7 +82,7 @@ def unbounded_statement(*, parties: int) -> Statement:
 def bounded_statement(
     *,
     unit: UnitName,
-    encoder: Encoder,
+    encoder: Encoder | Literal["symbols"],
     epsilon: float,
     delta: float,
     parties: int,
@@ -98,7 +102,8 @@ def bounded_statement(
     Args:
         unit: Unit of the guarantee.
         encoder: How bottom models depend on private data; a cap on a record's rows does not apply
-            to a trained one.
+            to a trained one. ``symbols``: frozen, with rows that are released as symbols
+            (:mod:`securevfl.dp.symbols`) instead of vectors behind noise.
         epsilon: Epsilon of this run by sound accounting, in nats, >= 0.
         delta: Failure probability, in (0, 1).
         parties: ``k``, secondaries of the federation.
@@ -123,23 +128,26 @@ def bounded_statement(
     if colluding:
         against = f"the primary together with any {colluding} of the {parties} secondaries"
         knowing, their = "they know, they", "their"
+    symbols = encoder == "symbols"
     # Of class sums too, which are each secondary's own.
-    released = f"all noised {'sums' if parties > 1 else 'vectors'} and counts"
+    kind = "symbols, noised sums" if symbols else f"noised {'sums' if parties > 1 else 'vectors'}"
     linked = "linked to any number of the primary's rows"
     if releases_per_record is not None:
         linked = f"released in at most {releases_per_record} of the primary's rows"
-    elif REGIMES[encoder].caps_records and links_per_record is not None:
+    elif (encoder == "symbols" or REGIMES[encoder].caps_records) and links_per_record is not None:
         linked = f"linked to at most {links_per_record} of the primary's rows"
     hides = _hidden(unit, linked=linked, parties=parties, colluding=colluding)
     warning = _warning(epsilon=epsilon, total=total_epsilon, published=claimed is not None)
     sentences = [
         None if claimed is None else _claim(claimed),
-        f"Suppose {against} tries to find out from {released} of this run whether {hides}.",
+        f"Suppose {against} tries to find out from all {kind} and counts of this run whether "
+        f"{hides}.",
         f"Whatever else {knowing} can do no better than if {their} odds changed by at most a "
         f"factor of {_factor(epsilon)}, except with a probability of {_one_in(delta)} "
         f"(delta = {delta:g}).",
+        _REACHED.format(suspicion_in_words(epsilon, against=1)) if symbols else None,
         None if total_epsilon is None else _total(total_epsilon),
-        _ALONE if parties == 1 else None,
+        _ALONE if parties == 1 and not symbols else None,
         _not_covered(unit, runs="other runs" if total_epsilon is None else "later runs"),
         warning,
     ]
@@ -242,20 +250,21 @@ def odds_in_words(epsilon: float) -> str:
     return f"{1 + above:.{max(1, math.ceil(-math.log10(above)))}f}" if epsilon else "1"
 
 
-def suspicion_in_words(epsilon: float) -> str:
-    """Return the largest posterior of a suspicion of 1 % if odds change by ``e^epsilon``.
+def suspicion_in_words(epsilon: float, *, against: int = 99) -> str:
+    """Return the largest posterior of a suspicion, of 1 %, if odds change by ``e^epsilon``.
 
     In per cent, rounded up to two digits.
 
     Args:
         epsilon: Finite, >= 0.
+        against: Odds against it before.
 
     Examples:
         >>> [suspicion_in_words(epsilon) for epsilon in (0, 0.1, 1, 8, 24)]
         ['1 %', '1.2 %', '2.7 %', '97 %', 'more than 99 %']
     """
     checks.non_negative(epsilon=epsilon)
-    percent = 100 / (1 + 99 * math.exp(-epsilon))
+    percent = 100 / (1 + against * math.exp(-epsilon))
     if percent > 99:
         return "more than 99 %"
     digits = 1 if percent < 10 else 0
@@ -292,25 +301,18 @@ def _hidden(unit: UnitName, *, linked: str, parties: int, colluding: int) -> str
     one_left = parties - colluding == 1
     match unit:
         case "secondary-record":
-            table = "any one secondary's table"
-            if colluding:
-                table = "the table of any one other secondary"
-            return f"any one record ({linked}) is in " + (
-                f"the {other}secondary's table" if one_left else table
-            )
+            table = f"the {other}secondary's table"
+            if not one_left:
+                anyone = "the table of any one other secondary"
+                table = anyone if colluding else "any one secondary's table"
+            return f"any one record ({linked}) is in {table}"
         case "entity":
-            return (
-                f"any one entity (at most one record at each secondary, each {linked}) is in "
-                + (
-                    f"the {other}secondary's table"
-                    if one_left
-                    else f"the {other}secondaries' tables"
-                )
-            )
+            tables = "secondary's table" if one_left else "secondaries' tables"
+            records = f"at most one record at each secondary, each {linked}"
+            return f"any one entity ({records}) is in the {other}{tables}"
         case "linked-row":
-            return "any one of the primary's rows is linked to records of " + (
-                f"the {other}secondary" if one_left else f"the {other}secondaries"
-            )
+            holders = "secondary" if one_left else "secondaries"
+            return f"any one of the primary's rows is linked to records of the {other}{holders}"
         case _:
             assert_never(unit)
 

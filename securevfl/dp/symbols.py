@@ -166,7 +166,7 @@ def symbols_delta(
     """Return delta of symbols at ``epsilon``, beside one Gaussian release.
 
     Given a symbol's loss L, what is left of epsilon is ``epsilon - L``. So delta is the mean over
-    L of the Gaussian's delta there, in the worse of the two directions.
+    L of the Gaussian's delta there.
 
     Args:
         releases: The symbols.
@@ -176,15 +176,12 @@ def symbols_delta(
     References:
         [DRS19] Theorem 3.2: composition of trade-off functions, of which delta is the dual.
     """
-    deltas = []
-    for losses in _both_directions(tuple(release for release in releases if release.count)):
-        left = epsilon - losses[1]
-        terms = [
-            probability * _delta_at(float(rest), noise_multiplier)
-            for probability, rest in zip(losses[0], left, strict=True)
-        ]
-        deltas.append(math.fsum(terms))
-    return min(1.0, max(deltas) * _ROUNDED)
+    probabilities, losses = _losses(tuple(release for release in releases if release.count))
+    terms = [
+        probability * _delta_at(float(epsilon - loss), noise_multiplier)
+        for probability, loss in zip(probabilities, losses, strict=True)
+    ]
+    return min(1.0, math.fsum(terms) * _ROUNDED)
 
 
 def largest_loss(release: SymbolRelease) -> float:
@@ -209,46 +206,33 @@ def _delta_at(epsilon: float, noise_multiplier: float | None) -> float:
 
 
 @lru_cache(maxsize=256)
-def _both_directions(releases: tuple[SymbolRelease, ...]) -> tuple[_Losses, ...]:
-    """Return the losses with the unit against without it, and the other way round."""
-    directions = []
-    for present in (True, False):
-        whole = np.array([[1.0], [0.0]])
-        for release in releases:
-            one = _losses(release, present=present)
-            if whole.shape[1] * one.shape[1] > _MOST_OUTCOMES:
-                # The largest loss for certain is an upper bound.
-                one = np.array([[1.0], [largest_loss(release)]])
-            whole = np.stack(
-                [
-                    np.multiply.outer(whole[0], one[0]).ravel(),
-                    np.add.outer(whole[1], one[1]).ravel(),
-                ]
-            )
-        directions.append(whole)
-    return tuple(directions)
+def _losses(releases: tuple[SymbolRelease, ...]) -> _Losses:
+    """Return the losses of a pair of outputs that is at least as far apart as any two worlds.
 
-
-def _losses(release: SymbolRelease, *, present: bool) -> _Losses:
-    """Return the loss of ``count`` symbols; each has one of two or three."""
-    own, other = cell_probabilities(release.cells, release.odds)
-    count, ratio = release.count, math.log(own / other)
-    if release.exchanged:
-        # The old cell, the new one, and all others, of which nothing can be learned.
-        steps = np.array([other, max(0.0, 1 - own - other), own])
-        probabilities = np.ones(1)
-        for _ in range(count):
-            probabilities = np.convolve(probabilities, steps)
-        return np.stack([probabilities, ratio * np.arange(-count, count + 1.0)])
-    hits = np.arange(count + 1.0)
-    high, low = math.log(release.cells * own), math.log(release.cells * other)
-    chance = own if present else 1 / release.cells
-    logs = (
-        scipy.special.gammaln(count + 1.0)
-        - scipy.special.gammaln(hits + 1)
-        - scipy.special.gammaln(count - hits + 1)
-        + scipy.special.xlogy(hits, chance)
-        + scipy.special.xlog1py(count - hits, -chance)
-    )
-    losses = hits * high + (count - hits) * low
-    return np.stack([np.exp(logs), losses if present else -losses])
+    One removal may empty a row and leave a record to itself in another, and what is asked for may
+    depend on the answers: so both directions have one pair. Of one symbol, the direction with the
+    larger loss has the larger delta at every epsilon > 0, and both have the same delta d at 0. With
+    that loss l, losses are l, 0 and -l, of which the last has probability ``d / (e^l - 1)``.
+    """
+    whole = np.array([[1.0], [0.0]])
+    for release in releases:
+        own, other = cell_probabilities(release.cells, release.odds)
+        loss = largest_loss(release) / release.count
+        told = own - (other if release.exchanged else 1 / release.cells)
+        least = told / math.expm1(loss)
+        steps = np.array([least, max(0.0, 1 - told - 2 * least), told + least])
+        probabilities, count = np.ones(1), release.count
+        if whole.shape[1] * (2 * count + 1) > _MOST_OUTCOMES:
+            # The largest loss for certain is an upper bound.
+            one = np.array([[1.0], [count * loss]])
+        else:
+            for _ in range(count):
+                probabilities = np.convolve(probabilities, steps)
+            one = np.stack([probabilities, loss * np.arange(-count, count + 1.0)])
+        whole = np.stack(
+            [
+                np.multiply.outer(whole[0], one[0]).ravel(),
+                np.add.outer(whole[1], one[1]).ravel(),
+            ]
+        )
+    return whole

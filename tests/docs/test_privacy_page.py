@@ -9,8 +9,11 @@ import pytest
 from helpers.warm import printed
 from scipy.special import ndtr
 
-from securevfl.dp.gaussian import gaussian_noise_multiplier
+from securevfl.dp.gaussian import gaussian_delta, gaussian_noise_multiplier
+from securevfl.dp.privacy import Privacy
+from securevfl.dp.release_plan import FittingPlan, ReleasePlan
 from securevfl.dp.statement import WEAK_EPSILON, bounded_statement, odds_in_words
+from securevfl.dp.symbols import SymbolPlan, cell_probabilities
 from securevfl.linkage.stage.linkage_parts import PROTECTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,6 +68,32 @@ def test_odds_and_suspicions_are_computed() -> None:
         # Its last digit is right to within one, and what is left to 100 % to within a tenth.
         shown, decimals = float(suspicion.removesuffix(" %")), len(suspicion.split(".")[1]) - 2
         assert shown == pytest.approx(100 * odds / (1 + odds), abs=10.0**-decimals)
+
+
+def test_how_often_epsilon_is_reached_is_computed() -> None:
+    """Of Gaussian noise delta at epsilon 0, of a symbol p - 1/M, in plans such as ``auto``'s."""
+    rows = rows_of("| epsilon | Gaussian noise | a symbol")
+    assert len(rows) == 4
+    for (epsilon, noise, symbol), cells in zip(rows, (64, 24, 5, 3), strict=True):
+        z = gaussian_noise_multiplier(epsilon=float(epsilon), delta=1e-5)
+        assert noise == f"{gaussian_delta(epsilon=0.0, noise_multiplier=z):.2f}"
+        plan = ReleasePlan(
+            privacy=Privacy(
+                epsilon=float(epsilon), delta=1e-5, encoder="frozen", links_per_record=1
+            ),
+            parties=1,
+            min_active=1,
+            rounds=1,
+            rows_per_round=9,
+            row_releases=9,
+            releases_per_row=1,
+            links=1,
+            fitting=FittingPlan(share=0.05, steps=3),
+            linked_rows=9,
+            symbols=SymbolPlan(cells=cells, exchanged=False),
+        )
+        own, _ = cell_probabilities(cells, plan.noise_share_std())
+        assert symbol == f"{own - 1 / cells:.2f}"
 
 
 def test_how_often_computed_odds_pass_the_factor() -> None:

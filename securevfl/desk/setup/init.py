@@ -132,7 +132,7 @@ def _training(proposal: Proposal, chosen: Mapping[str, Any]) -> str:
 def _privacy(proposal: Proposal, chosen: Mapping[str, Any]) -> str:
     statement = bounded_statement(
         unit="secondary-record",
-        encoder=chosen["encoder"],
+        encoder="symbols" if proposal.classes == 2 else chosen["encoder"],
         epsilon=proposal.epsilon,
         delta=proposal.delta,
         parties=len(proposal.tables) - 1,

@@ -1,6 +1,8 @@
 """What a run decides once: its noise, and the format that both ends of the cut share."""
 
+import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +11,12 @@ import torch
 from helpers.federations import FROZEN
 
 from securevfl import read_federation
+from securevfl.config.reading import parse_federation
 from securevfl.core.errors import ProtocolError
 from securevfl.dp.release_plan import ReleasePlan
+from securevfl.dp.symbols import SymbolPlan
 from securevfl.federation.rounds.cut import CutLayer
-from securevfl.federation.run_plan import RunFacts, plan_run
+from securevfl.federation.run_plan import RunFacts, plan_prediction, plan_run, prediction_facts
 from securevfl.mpc.codec import InProcessSum, RingFormat
 from securevfl.testing import run_in_process, write_federation
 
@@ -70,3 +74,32 @@ def test_a_sum_of_another_size_is_refused() -> None:
     assert len(cut.zeros(5)) == cut.words(5) == 10
     with pytest.raises(ProtocolError, match="a sum of 24 elements needs 8 words, got 10"):
         cut.decode(cut.zeros(5), rows=4, active=("a", "b"), round_number=1)
+
+
+def test_symbols_follow_from_the_file_alone(tmp_path: Path) -> None:
+    """Neither how many rows there are nor which are predicted chooses another number of cells."""
+    source = tomllib.loads(write_federation(tmp_path).read_text(encoding="utf-8"))
+    for party in source["party"][1:]:
+        party |= {"scaling": "bounds", "bounds": [-4.0, 4.0]}
+    config = parse_federation(
+        {
+            "federation": {**source["federation"], "task": "binary"},
+            "encoder": {"method": "auto"},
+            "privacy": {"epsilon": 2.0},
+            "linkage": {"protection": "none"},
+            "party": source["party"],
+        },
+        file="fed.toml",
+    )
+    few, many = (plan_run(config, replace(FACTS, rows=rows)) for rows in (60, 60_000))
+    predicted = plan_prediction(
+        config, prediction_facts(rows=9, predicted_rows=9), noise_share_std=few.noise_share_std
+    )
+
+    symbols = many.releases.symbols
+    assert symbols == SymbolPlan(cells=5, exchanged=False)
+    assert few.releases.symbols == predicted.releases.symbols == symbols
+    # All predictions are as many symbols as training's, without a fit.
+    assert predicted.releases.epsilon(few.noise_share_std) < 2.0
+    # What crosses has no noise of its own.
+    assert many.cut.noise_share_std == 0.0 < many.noise_share_std < 1.0
