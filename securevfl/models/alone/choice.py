@@ -39,6 +39,9 @@ Used = Literal["joint", "alone"]
 _RULE_STEPS: Final = 20
 """Steps of lambda from 0 to 1."""
 
+_CLEARLY: Final = 0.01
+"""Gain in loss per row that is worth having; a regression's loss is in units of the variance."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
@@ -54,11 +57,54 @@ class Decision:
     """One standard error of ``gain``; 0 for a single row."""
     rows: int
     """Number of rows that decided."""
+    optimism: float = 0.0
+    """Mean over these rows of what :func:`decide` was told to take off, at lambda = 1."""
+
+    @property
+    def too_few_rows(self) -> bool:
+        """Whether the local baseline is used although the joint model may be clearly better."""
+        unknown = max(self.gain + 2 * self.error, self.optimism) if self.scale else self.optimism
+        return self.used == "alone" and self.gain <= self.error and unknown > _CLEARLY
 
     def as_json(self) -> dict[str, Any]:
         """Return the fields by name, ``scale`` as ``lambda``."""
         fields = asdict(self)
         return {"lambda" if name == "scale" else name: value for name, value in fields.items()}
+
+
+def optimism_of_seen(
+    head: TaskHead,
+    base: Float[Tensor, "rows outputs"],
+    targets: Shaped[Tensor, " rows"],
+    *,
+    columns: int,
+    surviving: float,
+) -> float:
+    """Return how much lower the joint loss of seen rows is expected to be than that of fresh ones.
+
+    Directions were fitted to the rows' labels, over ``columns`` numbers of their records. For a
+    joint model with outputs f, fitted to n labels y, losses on these rows are lower than on fresh
+    ones by ``sum of cov(f, y) / n`` in a log loss, and by twice that in a squared one [Efron04].
+    Without noise that is d / n in units of the residual variance, for each free output; of it the
+    share survives that survives of a score. It is linear in lambda; noise of the fitting, of labels
+    and correlated columns make it less. At the best lambda a gain less lambda times this is more
+    than zero only if the gain at lambda = 1 is more than half of it, which is what directions of
+    records that know nothing gain.
+
+    Args:
+        head: The task.
+        base: Margins of the base for the seen rows, out of fold.
+        targets: Their labels, as the head takes them.
+        columns: d, over all secondaries.
+        surviving: Share of a score's variance that survives its release, in [0, 1].
+
+    References:
+        [Efron04] Efron, The estimation of prediction error: covariance penalties and
+        cross-validation, equations 2.9 and 6.4. The rest is in research/class_means/README.md.
+    """
+    # Variances of log losses are their second derivatives, and cancel out.
+    unit = 2 * float(head.row_losses(base, targets).mean()) if head.task == "regression" else 1.0
+    return unit * surviving * columns * max(1, head.outputs - 1) / len(targets)
 
 
 def decide(
@@ -69,6 +115,7 @@ def decide(
     alone: Float[Tensor, "rows outputs"],
     targets: Shaped[Tensor, " rows"],
     scale: float | None = None,
+    optimism: Float[Tensor, " rows"] | float = 0.0,
 ) -> Decision:
     """Choose lambda, and whether the joint model is used.
 
@@ -82,13 +129,14 @@ def decide(
         alone: Margins of the local baseline.
         targets: The rows' labels, as the head takes them.
         scale: lambda, if it was chosen on more rows than these; None chooses it on these.
+        optimism: Added to each row's joint loss, times lambda; see :func:`optimism_of_seen`.
 
     References:
         A rule of this project's own; research/local_baseline/README.md has its measurements.
     """
     if scale is None:
-        scale = choose_scale(head, base=base, joint=joint, targets=targets)
-    losses = head.row_losses(mix_outputs(base, joint, scale), targets)
+        scale = choose_scale(head, base=base, joint=joint, targets=targets, optimism=optimism)
+    losses = head.row_losses(mix_outputs(base, joint, scale), targets) + scale * optimism
     gain, error = _gain(head.row_losses(alone, targets) - losses)
     return Decision(
         used="joint" if scale > 0 and gain > error else "alone",
@@ -96,6 +144,7 @@ def decide(
         gain=gain,
         error=error,
         rows=len(targets),
+        optimism=float(torch.as_tensor(optimism).mean()),
     )
 
 
@@ -105,6 +154,7 @@ def choose_scale(
     base: Float[Tensor, "rows outputs"],
     joint: Float[Tensor, "rows outputs"],
     targets: Shaped[Tensor, " rows"],
+    optimism: Float[Tensor, " rows"] | float = 0.0,
 ) -> float:
     """Return the lambda in 0, 0.05, ..., 1 with the smallest mean loss; of equals, the smallest.
 
@@ -113,14 +163,18 @@ def choose_scale(
         base: As in :func:`decide`.
         joint: As in :func:`decide`.
         targets: As in :func:`decide`.
+        optimism: As in :func:`decide`.
     """
+    scales = [step / _RULE_STEPS for step in range(_RULE_STEPS + 1)]
     means = {
-        step: float(head.row_losses(mix_outputs(base, joint, step / _RULE_STEPS), targets).mean())
-        for step in range(_RULE_STEPS + 1)
+        scale: float(
+            (head.row_losses(mix_outputs(base, joint, scale), targets) + scale * optimism).mean()
+        )
+        for scale in scales
     }
     # A joint model with outputs that are not finite gets no weight.
-    finite = {step: mean for step, mean in means.items() if mean < float("inf")}
-    return min(finite, key=lambda step: finite[step], default=0) / _RULE_STEPS
+    finite = {scale: mean for scale, mean in means.items() if mean < float("inf")}
+    return min(finite, key=lambda scale: finite[scale], default=0.0)
 
 
 def who_answers(
