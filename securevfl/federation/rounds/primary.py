@@ -21,6 +21,7 @@ from securevfl.federation.rounds.cut import CutRows
 from securevfl.federation.rounds.exchanges import Exchange
 from securevfl.federation.run_plan import Purpose, RunPlan
 from securevfl.models.alone.choice import (
+    ERRORS_OF_CHOOSING_ROWS,
     Decision,
     choose_scale,
     decide,
@@ -508,6 +509,7 @@ class Primary(TopModel, ABC):
             targets=self.data.targets[known],
             scale=scale,
             optimism=optimism,
+            errors=ERRORS_OF_CHOOSING_ROWS if self.out_of_fold is None else 1.0,
         )
         if self.out_of_fold is not None and decision.used == "joint":
             # Losses of a base that is too sure fall by anything that makes it less so, noise too.

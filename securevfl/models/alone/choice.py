@@ -39,6 +39,10 @@ Used = Literal["joint", "alone"]
 _RULE_STEPS: Final = 20
 """Steps of lambda from 0 to 1."""
 
+ERRORS_OF_CHOOSING_ROWS: Final = 1.5
+"""Standard errors that a gain must exceed on rows that chose the joint model's epoch too
+(research/local_baseline/README.md)."""
+
 _CLEARLY: Final = 0.01
 """Gain in loss per row that is worth having; a regression's loss is in units of the variance."""
 
@@ -57,14 +61,16 @@ class Decision:
     """One standard error of ``gain``; 0 for a single row."""
     rows: int
     """Number of rows that decided."""
+    errors: float = 1.0
+    """Standard errors that ``gain`` had to exceed."""
     optimism: float = 0.0
-    """Mean over these rows of what :func:`decide` was told to take off, at lambda = 1."""
+    """Mean over these rows of what was added to the joint loss, at lambda = 1."""
 
     @property
     def too_few_rows(self) -> bool:
         """Whether the local baseline is used although the joint model may be clearly better."""
-        unknown = max(self.gain + 2 * self.error, self.optimism) if self.scale else self.optimism
-        return self.used == "alone" and self.gain <= self.error and unknown > _CLEARLY
+        clear = self.gain > self.errors * self.error
+        return not clear and max(self.gain + 2 * self.error, self.optimism) > _CLEARLY
 
     def as_json(self) -> dict[str, Any]:
         """Return the fields by name, ``scale`` as ``lambda``."""
@@ -116,11 +122,12 @@ def decide(
     targets: Shaped[Tensor, " rows"],
     scale: float | None = None,
     optimism: Float[Tensor, " rows"] | float = 0.0,
+    errors: float = 1.0,
 ) -> Decision:
     """Choose lambda, and whether the joint model is used.
 
     lambda is chosen by :func:`choose_scale`. The joint model is used if lambda is not 0 and the
-    mean of loss(alone) - loss(joint) over the rows is more than one standard error of that mean.
+    mean of loss(alone) - loss(joint) over the rows is more than ``errors`` standard errors of it.
 
     Args:
         head: The task.
@@ -130,6 +137,7 @@ def decide(
         targets: The rows' labels, as the head takes them.
         scale: lambda, if it was chosen on more rows than these; None chooses it on these.
         optimism: Added to each row's joint loss, times lambda; see :func:`optimism_of_seen`.
+        errors: Standard errors.
 
     References:
         A rule of this project's own; research/local_baseline/README.md has its measurements.
@@ -139,11 +147,12 @@ def decide(
     losses = head.row_losses(mix_outputs(base, joint, scale), targets) + scale * optimism
     gain, error = _gain(head.row_losses(alone, targets) - losses)
     return Decision(
-        used="joint" if scale > 0 and gain > error else "alone",
+        used="joint" if scale > 0 and gain > errors * error else "alone",
         scale=scale,
         gain=gain,
         error=error,
         rows=len(targets),
+        errors=errors,
         optimism=float(torch.as_tensor(optimism).mean()),
     )
 
@@ -183,10 +192,11 @@ def who_answers(
     joint: Float[Tensor, "rows outputs"],
     alone: Float[Tensor, "rows outputs"],
     targets: Shaped[Tensor, " rows"],
+    errors: float,
 ) -> Used:
     """Return the model to use at a given lambda, by the rule of :func:`decide`."""
     gain, error = _gain(head.row_losses(alone, targets) - head.row_losses(joint, targets))
-    return "joint" if gain > error else "alone"
+    return "joint" if gain > errors * error else "alone"
 
 
 def _gain(differences: Float[Tensor, " rows"]) -> tuple[float, float]:
