@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Float32, Int64, Shaped
 from torch import Tensor
+from torch.nn import functional
 
 from securevfl.core.devices import few_threads
 from securevfl.models.alone.margins import (
@@ -91,25 +92,33 @@ def optimism_of_seen(
     Directions were fitted to the rows' labels, over ``columns`` numbers of their records. For a
     joint model with outputs f, fitted to n labels y, losses on these rows are lower than on fresh
     ones by ``sum of cov(f, y) / n`` in a log loss, and by twice that in a squared one [Efron04].
-    Without noise that is d / n in units of the residual variance, for each free output; of it the
-    share survives that survives of a score. It is linear in lambda; noise of the fitting, of labels
-    and correlated columns make it less. At the best lambda a gain less lambda times this is more
-    than zero only if the gain at lambda = 1 is more than half of it, which is what directions of
-    records that know nothing gain.
+    For one free output and records that know nothing that is at most ``s r^2 v d / n``: v is what
+    survives of a score; s is 1 in a log loss, twice the residual variance in a squared one; r is
+    the correlation of what directions are fitted to with the residuals of the base, at most 1.
+
+    It is linear in lambda. A gain less lambda times this is above zero at some lambda if the gain
+    at lambda = 1 is above half of it, which is what records that know nothing gain there.
 
     Args:
         head: The task.
         base: Margins of the base for the seen rows, out of fold.
         targets: Their labels, as the head takes them.
         columns: d, over all secondaries.
-        surviving: Share of a score's variance that survives its release, in [0, 1].
+        surviving: v.
 
     References:
         [Efron04] Efron, The estimation of prediction error: covariance penalties and
         cross-validation, equations 2.9 and 6.4. The rest is in research/class_means/README.md.
     """
-    # Variances of log losses are their second derivatives, and cancel out.
-    unit = 2 * float(head.row_losses(base, targets).mean()) if head.task == "regression" else 1.0
+    if head.task == "regression":
+        # Directions are fitted to halves, which may be all that is left.
+        unit = 2 * float(head.row_losses(base, targets).mean())
+    else:
+        margins = base.double()
+        odds = margins if head.outputs > 1 else torch.cat([-margins, margins], dim=1) / 2
+        classes = functional.one_hot(targets.long(), odds.shape[1]).double()
+        left = (classes - odds.softmax(dim=1)).square().sum()
+        unit = min(1.0, float(left / (classes - classes.mean(dim=0)).square().sum()))
     return unit * surviving * columns * max(1, head.outputs - 1) / len(targets)
 
 
