@@ -12,10 +12,12 @@ from typing import Any, Final
 from securevfl.config.encoder import recommend
 from securevfl.config.federation import FederationConfig, key_spec, link_spec
 from securevfl.config.reading import parse_federation
+from securevfl.config.sections import TrainingSettings
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, DataError, SecureVflError
 from securevfl.core.formatting import toml_key, toml_text, toml_value
 from securevfl.core.settings import read_settings
+from securevfl.data.rows import default_validation_fraction
 from securevfl.data.sources.read import holds_cells, read_frame
 from securevfl.data.sources.settings import (
     SOURCE_SUFFIX,
@@ -124,6 +126,10 @@ def _training(proposal: Proposal, chosen: Mapping[str, Any]) -> str:
         "epochs = 50" + _aside("at most; the best one is kept"),
         _setting(chosen, "batch_size", "rows of a message; nothing trains by batches"),
     ]
+    rows = proposal.tables[0].rows
+    if rows is not None:
+        share = default_validation_fraction(rows, test_fraction=TrainingSettings().test_fraction)
+        lines.append(f"validation_fraction = {share:.3g}" + _aside("more where rows are few"))
     if proposal.some_unlabelled:
         lines.append('empty_labels = "unlabelled"' + _aside("some rows have no label"))
     return _lines(*lines)
