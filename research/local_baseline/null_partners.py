@@ -8,10 +8,10 @@
 Each run makes a table of its own: six columns of the primary, six of one partner, linked by an
 exact position; regression and binary labels in turns. The partner's columns are pure noise,
 constant, real ones whose rows are permuted, real, or real and half as strong (weak). The verdict is
-that of ``securevfl simulate``, with its placebo. A method is a family without noise, or FAMILY@EPSILON; the family ``auto`` is what
-``encoder.method = "auto"`` chooses. A line a run goes to ``--out`` as JSON, and a run that has a
-line is not done again. ``--keep`` writes counts to ``figures/null-partners.json``,
-``--keep NAME`` to NAME there.
+that of ``securevfl simulate``, with its placebo. A method is a family without noise, or
+FAMILY@EPSILON; the family ``auto`` is what ``encoder.method = "auto"`` chooses. A line a run goes
+to ``--out`` as JSON, and a run that has a line is not done again. ``--keep`` writes counts to
+``figures/null-partners.json``, ``--keep NAME`` to NAME there.
 """
 
 import argparse
