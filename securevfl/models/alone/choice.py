@@ -108,7 +108,7 @@ def optimism_of_seen(
 
     References:
         [Efron04] Efron, The estimation of prediction error: covariance penalties and
-        cross-validation, equations 2.9 and 6.4. The rest is in research/class_means/README.md.
+        cross-validation, equations 2.9 and 6.4; the rest is derived in "Which rows decide".
     """
     if head.task == "regression":
         # Directions are fitted to halves, which may be all that is left.
