@@ -2,15 +2,16 @@
 
     python research/local_baseline/null_partners.py [--runs 200]
         [--methods fedsim,top1sim,fet,assist,auto@8]
-        [--partners noise,constant,permuted,real] [--rows 360] [--test 0.4] [--seeds-from 0]
+        [--partners noise,constant,permuted,weak,real] [--rows 360] [--test 0.4]
+        [--validation 0.12] [--seeds-from 0]
 
 Each run makes a table of its own: six columns of the primary, six of one partner, linked by an
 exact position; regression and binary labels in turns. The partner's columns are pure noise,
-constant, real ones whose rows are permuted, or real. The verdict is that of ``securevfl simulate``,
-with its placebo. A method is a family without noise, or FAMILY@EPSILON; the family ``auto`` is what
-``encoder.method = "auto"`` chooses. A line a run goes to ``--out`` as JSON, and a run that has a
-line is not done again. ``--keep`` writes counts to ``figures/null-partners.json``,
-``--keep NAME`` to NAME there.
+constant, real ones whose rows are permuted, real, or real and half as strong (weak). The verdict is
+that of ``securevfl simulate``, with its placebo. A method is a family without noise, or
+FAMILY@EPSILON; the family ``auto`` is what ``encoder.method = "auto"`` chooses. A line a run goes
+to ``--out`` as JSON, and a run that has a line is not done again. ``--keep`` writes counts to
+``figures/null-partners.json``, ``--keep NAME`` to NAME there.
 """
 
 import argparse
@@ -32,7 +33,7 @@ from securevfl.federation.base import Base
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.simulation import simulate_federation
 
-PARTNERS = ("noise", "constant", "permuted", "real")
+PARTNERS = ("noise", "constant", "permuted", "weak", "real")
 METHODS = ("fedsim", "top1sim", "fet", "assist", "auto@8")
 COLUMNS = 6
 
@@ -45,6 +46,8 @@ def tables(partner: str, *, rows: int, seed: int) -> tuple[str, list[PartyTable]
     signal = own[:, 0] + own[:, 1] * own[:, 2] + 0.5 * np.abs(own[:, 3])
     if partner in ("real", "permuted"):
         signal = signal + theirs[:, 0] + theirs[:, 1]
+    if partner == "weak":
+        signal = signal + 0.5 * theirs[:, 0] + 0.4 * theirs[:, 1]
     label = signal + drawn.normal(size=rows)
     if partner == "constant":
         theirs = np.zeros_like(theirs)
@@ -67,7 +70,7 @@ def tables(partner: str, *, rows: int, seed: int) -> tuple[str, list[PartyTable]
     return task, [primary, secondary]
 
 
-def source(method: str, task: str, seed: int, test: float) -> dict[str, Any]:
+def source(method: str, task: str, seed: int, test: float, validation: float) -> dict[str, Any]:
     """Return the federation file of a method."""
     family, _, epsilon = method.partition("@")
     model: dict[str, Any] = {"family": family}
@@ -88,7 +91,7 @@ def source(method: str, task: str, seed: int, test: float) -> dict[str, Any]:
         "privacy": privacy,
         "training": {
             "test_fraction": test,
-            "validation_fraction": round(0.2 * (1 - test), 4),
+            "validation_fraction": validation,
             "split": "random",
         },
         "linkage": {"protection": "none"},
@@ -105,15 +108,17 @@ def source(method: str, task: str, seed: int, test: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-_bases: dict[tuple[int, int, bool], Base | None] = {}
+_bases: dict[tuple[int, int, bool | str], Base | None] = {}
 """Of this seed: the primary's table is the same beside every partner who says nothing of labels."""
 
 
-def run(method: str, partner: str, *, rows: int, test: float, seed: int) -> dict[str, Any]:
+def run(
+    method: str, partner: str, *, rows: int, test: float, validation: float, seed: int
+) -> dict[str, Any]:
     """Return one run's verdict and figures."""
     task, parties = tables(partner, rows=rows, seed=seed)
-    config = parse_federation(source(method, task, seed, test), file="null_partners")
-    known = (seed, rows, partner in ("real", "permuted"))
+    config = parse_federation(source(method, task, seed, test, validation), file="null_partners")
+    known = (seed, rows, partner if partner == "weak" else partner in ("real", "permuted"))
     if known not in _bases:
         for other in [one for one in _bases if one[0] != seed]:
             del _bases[other]
@@ -132,6 +137,8 @@ def run(method: str, partner: str, *, rows: int, test: float, seed: int) -> dict
         "partner": partner,
         "rows": rows,
         "test": test,
+        "validation": validation,
+        "decision": {name: metrics["base"][name] for name in ("gain", "error", "lambda")},
         "seed": seed,
         "task": task,
         "seconds": metrics["seconds"],
@@ -180,6 +187,7 @@ def main() -> None:
     parser.add_argument("--partners", default=",".join(PARTNERS))
     parser.add_argument("--rows", type=int, default=360)
     parser.add_argument("--test", type=float, default=0.4, help="share of the rows")
+    parser.add_argument("--validation", type=float, help="share; default: 0.2 of the others")
     parser.add_argument("--seeds-from", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("runs/null-partners.jsonl"))
     parser.add_argument(
@@ -190,8 +198,9 @@ def main() -> None:
     lines: list[dict[str, Any]] = []
     with contextlib.suppress(FileNotFoundError):
         lines = [json.loads(line) for line in options.out.read_text().splitlines()]
-    same = (options.rows, options.test)
-    lines = [one for one in lines if (one["rows"], one["test"]) == same]
+    validation = options.validation or round(0.2 * (1 - options.test), 4)
+    sizes = {"rows": options.rows, "test": options.test, "validation": validation}
+    lines = [one for one in lines if sizes.items() <= one.items()]
     done = {(one["method"], one["partner"], one["seed"]) for one in lines}
     seeds = list(range(options.seeds_from, options.seeds_from + options.runs))
     methods, partners = options.methods.split(","), options.partners.split(",")
@@ -200,7 +209,7 @@ def main() -> None:
             for partner in partners:
                 if (method, partner, seed) in done:
                     continue
-                lines.append(run(method, partner, rows=options.rows, test=options.test, seed=seed))
+                lines.append(run(method, partner, seed=seed, **sizes))
                 with options.out.open("a") as file:
                     file.write(json.dumps(lines[-1]) + "\n")
     lines = [

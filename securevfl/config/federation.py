@@ -159,7 +159,8 @@ class FederationConfig:
         """How many rows change their class in class sums, at most, if one label is exchanged.
 
         A number's class is by its rank: with its own row it takes one more over each border between
-        classes. What a label may cost is divided among them.
+        classes. What a drawn label may cost is divided among them; noise on sums is made for how
+        far they move these together.
         """
         return self.encoder_classes if self.federation.task == "regression" else 1
 

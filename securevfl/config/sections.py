@@ -168,8 +168,9 @@ class TrainingSettings:
     patience: checks.Times = 10
     """Epochs without a better validation metric before training stops."""
 
-    validation_fraction: checks.OpenUnit = 0.1
-    """Share of the rows that choose the best epoch."""
+    validation_fraction: checks.OpenUnit | None = None
+    """Share of the rows that choose the best epoch. Default: 0.1; below 1,600 rows the share that
+    160 rows are, up to 0.2."""
 
     test_fraction: checks.OpenUnit = 0.2
     """Share of the rows that are held out to the end."""
@@ -203,7 +204,7 @@ class TrainingSettings:
         checks.require_limits(self)
         if isinstance(self.threshold, float):
             checks.open_unit(threshold=self.threshold)
-        if not self.validation_fraction + self.test_fraction < 1:
+        if not (self.validation_fraction or 0.0) + self.test_fraction < 1:
             raise ConfigError(
                 "test_fraction plus validation_fraction must be below 1, got "
                 f"{self.test_fraction} + {self.validation_fraction}"

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int64
@@ -224,10 +224,26 @@ class RowSplit:
     """Training rows whose labels supervised learning does not use; pretraining may see them."""
 
 
+_VALIDATED: Final = 160
+_SHARES: Final = 0.1, 0.2
+"""Smallest and largest share of validation rows that is chosen for a table."""
+
+
+def default_validation_fraction(num_rows: int, *, test_fraction: float) -> float:
+    """Return the share of :data:`_VALIDATED` rows, a tenth at least and a fifth at most.
+
+    With fewer rows clear gains of network families are refused; with more too few rows train
+    (research/local_baseline/README.md).
+    """
+    least, most = _SHARES
+    share = min(most, max(least, _VALIDATED / max(1, num_rows)))
+    return min(share, (1 - test_fraction) / 2)
+
+
 def split_rows(
     num_rows: int,
     *,
-    validation_fraction: float,
+    validation_fraction: float | None,
     test_fraction: float,
     seed: int,
     kind: SplitKind = "random",
@@ -239,7 +255,8 @@ def split_rows(
 
     Args:
         num_rows: Rows of the primary's table.
-        validation_fraction: Share of all rows, in (0, 1).
+        validation_fraction: Share of all rows, in (0, 1); None:
+            :func:`default_validation_fraction`.
         test_fraction: Share of all rows, in (0, 1); the two together leave rows to train on.
         seed: Run seed; the split uses its stream ``"rows"``.
         kind: ``random``; ``stratified``: each class has its share of every part, and at least a row
@@ -256,9 +273,6 @@ def split_rows(
         ConfigError: If the fractions are out of range.
         DataError: If a part would be empty.
     """
-    checks.open_unit(validation_fraction=validation_fraction, test_fraction=test_fraction)
-    if not validation_fraction + test_fraction < 1:
-        raise ConfigError("test_fraction plus validation_fraction must be below 1")
     if labelled is not None:
         split = split_rows(
             int(labelled.sum()),
@@ -278,6 +292,11 @@ def split_rows(
                 np.concatenate([there[split.unlabelled], np.flatnonzero(~labelled)])
             ),
         )
+    if validation_fraction is None:
+        validation_fraction = default_validation_fraction(num_rows, test_fraction=test_fraction)
+    checks.open_unit(test_fraction=test_fraction, validation_fraction=validation_fraction)
+    if not validation_fraction + test_fraction < 1:
+        raise ConfigError("test_fraction plus validation_fraction must be below 1")
     num_validation = round(num_rows * validation_fraction)
     num_test = round(num_rows * test_fraction)
     if min(num_validation, num_test, num_rows - num_validation - num_test) < 1:

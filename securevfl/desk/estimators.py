@@ -155,7 +155,8 @@ def _training_of(
     tested = plain_value(params["test_fraction"] or 1 / rows)
     fields = {"metric": _CHOOSES[task], **_given_settings(base), **given, "test_fraction": tested}
     training = read_settings(TrainingSettings, fields, where="training")
-    if training.validation_fraction * rows < 1:
+    asked = training.validation_fraction
+    if asked is not None and asked * rows < 1:
         training = replace(training, validation_fraction=1 / rows)
     return training
 

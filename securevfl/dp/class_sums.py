@@ -13,6 +13,9 @@ for training: the sum of its rows' vectors.
   ``m sqrt(5)/2 R``, plus rounding.
 - One row's label, exchanged for another, takes the row's vector from one line of S to another: S
   moves by at most sqrt(2) times ``sqrt(5)/2 R``, for any records of the row.
+- Where classes are ranks, such a label moves up to k rows round a cycle of k lines: each line loses
+  one vector and gets another. A vector's first number is at least half the length of the rest, so
+  two are at most ``2 R`` apart, and S moves by at most ``sqrt(k) 2 R``.
 """
 
 import math
@@ -220,10 +223,20 @@ class SumFormat:
         rounding = math.sqrt(self.features + 1)
         return self.links_per_record * (self.longest + rounding)
 
-    @property
-    def change_of_label(self) -> float:
-        """L2 sensitivity of the sums to one row's label, exchanged for another, in units."""
-        return math.sqrt(2) * self.longest
+    def change_of_label(self, rows_moved: int = 1) -> float:
+        """Return the L2 sensitivity of the sums to one label, exchanged for another, in units.
+
+        Args:
+            rows_moved: Rows that it takes to another class, at most; several go round a cycle.
+        """
+        if rows_moved == 1:
+            return math.sqrt(2) * self.longest
+        # Of the largest slope of a sum of rounded records; rounding a sum that is drawn back takes
+        # the first numbers of two vectors apart by less than a unit.
+        rest = self.radius * 2.0**self.bits
+        first = math.trunc(rest / 2)
+        apart = 2 * self.longest * rest / math.hypot(first, rest) + 1
+        return math.sqrt(rows_moved) * min(apart, 2 * self.longest)
 
     def row_vectors(
         self,

@@ -84,7 +84,8 @@ class SplitSpec:
     """Which rows a random split trains on: similarities are scaled by the links of these."""
 
     seed: int
-    validation_fraction: float
+    validation_fraction: float | None
+    """None: as :func:`securevfl.data.rows.split_rows` chooses it."""
     test_fraction: float
 
 

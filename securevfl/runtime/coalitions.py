@@ -32,7 +32,7 @@ from securevfl.linkage.spec import LinkedPrimary
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import key_scaler, keys_of, model_keys
 from securevfl.models import task_metrics
-from securevfl.models.alone.choice import Used, who_answers
+from securevfl.models.alone.choice import ERRORS_OF_CHOOSING_ROWS, Used, who_answers
 from securevfl.models.tasks import TaskHead, as_logit, on_cpu
 from securevfl.runtime import prediction_session
 from securevfl.runtime.released_table import METADATA, SavedRun, released_table
@@ -266,6 +266,7 @@ class Partners:
                 joint=self.outputs(coalition, split.validation),
                 alone=alone.outputs(split.validation),
                 targets=alone.targets(split.validation),
+                errors=ERRORS_OF_CHOOSING_ROWS if self.config.top is None else 1.0,
             )
             if used == "alone":
                 return alone.test

@@ -589,6 +589,6 @@ def _measure_alone(
         outputs,
         threshold=run.primary.threshold,
         seed=run.plan.config.federation.seed,
-        used="joint" if choice is None else choice.decision.used,
+        decision=None if choice is None else choice.decision,
         placebos=placebos,
     )

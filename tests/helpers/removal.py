@@ -481,7 +481,8 @@ class Listener:
         def one(format_: class_sums.SumFormat, vectors: Any, bins: np.ndarray) -> Any:
             sums = method(format_, vectors, bins)
             exact = torch.from_numpy(sums).double() / format_.change_of_record
-            self.of_label = format_.change_of_record / format_.change_of_label
+            moved = self.heard.plans[-1].config.labels_moved
+            self.of_label = format_.change_of_record / format_.change_of_label(moved)
             return self.say("class sums", exact, lambda: sums)
 
         return one

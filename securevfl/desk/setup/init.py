@@ -12,6 +12,7 @@ from typing import Any, Final
 from securevfl.config.encoder import recommend
 from securevfl.config.federation import FederationConfig, key_spec, link_spec
 from securevfl.config.reading import parse_federation
+from securevfl.config.sections import TrainingSettings
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, DataError, SecureVflError
 from securevfl.core.formatting import toml_key, toml_text, toml_value
@@ -24,7 +25,7 @@ from securevfl.data.sources.settings import (
     as_options,
     is_source_file,
 )
-from securevfl.data.tables import KeyTable
+from securevfl.data.tables import KeyTable, default_validation_fraction
 from securevfl.desk.setup import check, proposed_columns, proposed_keys
 from securevfl.desk.setup.proposal import ColumnUse, Proposal, Wishes, propose
 from securevfl.dp.statement import bounded_statement
@@ -124,6 +125,10 @@ def _training(proposal: Proposal, chosen: Mapping[str, Any]) -> str:
         "epochs = 50" + _aside("at most; the best one is kept"),
         _setting(chosen, "batch_size", "rows of a message; nothing trains by batches"),
     ]
+    rows = proposal.tables[0].rows
+    if rows is not None:
+        share = default_validation_fraction(rows, test_fraction=TrainingSettings().test_fraction)
+        lines.append(f"validation_fraction = {share:.3g}" + _aside("more where rows are few"))
     if proposal.some_unlabelled:
         lines.append('empty_labels = "unlabelled"' + _aside("some rows have no label"))
     return _lines(*lines)

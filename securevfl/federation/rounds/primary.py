@@ -20,7 +20,14 @@ from securevfl.federation.messages import EpochMark, RoundPlan
 from securevfl.federation.rounds.cut import CutRows
 from securevfl.federation.rounds.exchanges import Exchange
 from securevfl.federation.run_plan import Purpose, RunPlan
-from securevfl.models.alone.choice import Decision, choose_scale, decide, mix_outputs
+from securevfl.models.alone.choice import (
+    ERRORS_OF_CHOOSING_ROWS,
+    Decision,
+    choose_scale,
+    decide,
+    mix_outputs,
+    optimism_of_seen,
+)
 from securevfl.models.cuda_graphs import Network
 from securevfl.models.family import Explained, share_of_base
 from securevfl.models.fet.positions import PositionsTaken
@@ -237,6 +244,9 @@ class Primary(TopModel, ABC):
         self.out_of_fold: Tensor | None = None
         """Outputs for the training rows by models that were not fitted to them, where the top model
         is fitted in one go; they decide together with the validation rows."""
+        self.fitted_columns = 0
+        """Numbers of records, over all secondaries, that encoders' directions are fitted to, with
+        training rows' labels; 0 where encoders see no label."""
         self._validated: Metrics | None = None
         self.history: list[dict[str, Any]] = []
         self.losses: list[float] = []
@@ -467,8 +477,8 @@ class Primary(TopModel, ABC):
 
         Asks nobody: what the validation rows got at the best epoch decides. Where training rows
         have outputs out of fold they choose lambda too, and, where those of the primary alone are
-        known, who answers. Then the metric that training goes by must not say otherwise, and, where
-        encoders were fitted to labels, validation rows must say so by themselves as well.
+        known, who answers; less what encoders gain there that were fitted to these rows' labels.
+        Then the metric that training goes by must not say otherwise.
 
         Outputs, and the threshold of a binary task, are those of the choice from now on.
 
@@ -479,31 +489,28 @@ class Primary(TopModel, ABC):
         """
         base, outputs = self._base, self._best_outputs
         rows = torch.as_tensor(self.data.split.validation, device=base.device)
-        known, seen, scale = rows, outputs, None
-        if self.out_of_fold is not None:
-            more, joint = self._unseen_outputs()
-            scale = choose_scale(
-                self.head, base=base[more], joint=joint, targets=self.data.targets[more]
-            )
-            if base_is_alone:
-                known, seen, alone = more, joint, base
-
-        def decide_on(known: Tensor, seen: Tensor) -> Decision:
-            return decide(
-                self.head,
-                base=base[known],
-                joint=seen,
-                alone=alone[known],
-                targets=self.data.targets[known],
-                scale=scale,
-            )
-
-        decision = decide_on(known, seen)
-        if self.plan.config.encoder_reads_labels and decision.used == "joint":
-            # Encoders were fitted to training rows' labels, so of these the joint model knows more
-            # than it should: validation rows must agree.
-            by_validation = decide_on(rows, outputs)
-            decision = by_validation if by_validation.used == "alone" else decision
+        known, seen, optimism = self._unseen_outputs()
+        scale = choose_scale(
+            self.head,
+            base=base[known],
+            joint=seen,
+            targets=self.data.targets[known],
+            optimism=optimism,
+        )
+        if self.out_of_fold is not None and base_is_alone:
+            alone = base
+        else:
+            known, seen, optimism = rows, outputs, optimism[-len(rows) :]
+        decision = decide(
+            self.head,
+            base=base[known],
+            joint=seen,
+            alone=alone[known],
+            targets=self.data.targets[known],
+            scale=scale,
+            optimism=optimism,
+            errors=ERRORS_OF_CHOOSING_ROWS if self.out_of_fold is None else 1.0,
+        )
         if self.out_of_fold is not None and decision.used == "joint":
             # Losses of a base that is too sure fall by anything that makes it less so, noise too.
             joint = mix_outputs(base[known], seen, decision.scale)
@@ -527,21 +534,39 @@ class Primary(TopModel, ABC):
 
     def _unseen_loss(self) -> Tensor:
         """Return the mean loss of the weighted outputs for rows that no model was fitted to."""
-        rows, outputs = self._unseen_outputs()
+        rows, outputs, optimism = self._unseen_outputs()
         joint = mix_outputs(self._base[rows], outputs, self.scale)
-        return self.head.row_losses(joint, self.data.targets[rows]).mean()
+        losses = self.head.row_losses(joint, self.data.targets[rows])
+        return (losses + self.scale * optimism).mean()
 
-    def _unseen_outputs(self) -> tuple[Int64[Tensor, " rows"], Float[Tensor, "rows outputs"]]:
-        """Return rows that the joint model was not fitted to, and its outputs for them.
+    def _unseen_outputs(
+        self,
+    ) -> tuple[Int64[Tensor, " rows"], Float[Tensor, "rows outputs"], Float[Tensor, " rows"]]:
+        """Return rows that the top model was not fitted to, its outputs, and their optimism.
 
         Those are the validation rows and, with outputs out of fold, the training rows before them.
+        Encoders may have seen the training rows' labels; how much lower that makes the loss of each
+        is the third.
         """
         outputs = self._best_outputs
         rows = torch.as_tensor(self.data.split.validation, device=outputs.device)
+        fresh = torch.zeros(len(rows), dtype=torch.float64, device=outputs.device)
         if self.out_of_fold is None:
-            return rows, outputs
+            return rows, outputs, fresh
         trained = torch.as_tensor(self.data.training_rows, device=outputs.device)
-        return torch.cat([trained, rows]), torch.cat([self.out_of_fold, outputs])
+        optimism = optimism_of_seen(
+            self.head,
+            self._base[trained],
+            self.data.targets[trained],
+            columns=self.fitted_columns,
+            surviving=self.plan.surviving,
+        )
+        seen = torch.full((len(trained),), optimism, dtype=torch.float64, device=outputs.device)
+        return (
+            torch.cat([trained, rows]),
+            torch.cat([self.out_of_fold, outputs]),
+            torch.cat([seen, fresh]),
+        )
 
     def _measures_better(self, outputs: Tensor, than: Tensor, rows: Tensor) -> bool:
         """Return whether outputs for rows have the better metric."""

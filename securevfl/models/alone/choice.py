@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Float32, Int64, Shaped
 from torch import Tensor
+from torch.nn import functional
 
 from securevfl.core.devices import few_threads
 from securevfl.models.alone.margins import (
@@ -41,6 +42,13 @@ Used = Literal["joint", "alone"]
 _RULE_STEPS: Final = 20
 """Steps of lambda from 0 to 1."""
 
+ERRORS_OF_CHOOSING_ROWS: Final = 1.5
+"""Standard errors that a gain must exceed on rows that chose the joint model's epoch too
+(research/local_baseline/README.md)."""
+
+_CLEARLY: Final = 0.01
+"""Gain in loss per row that is worth having; a regression's loss is in units of the variance."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
@@ -56,11 +64,64 @@ class Decision:
     """One standard error of ``gain``; 0 for a single row."""
     rows: int
     """Number of rows that decided."""
+    errors: float = 1.0
+    """Standard errors that ``gain`` had to exceed."""
+    optimism: float = 0.0
+    """Mean over these rows of what was added to the joint loss, at lambda = 1."""
+
+    @property
+    def too_few_rows(self) -> bool:
+        """Whether the local baseline is used although the joint model may be clearly better."""
+        clear = self.gain > self.errors * self.error
+        return not clear and max(self.gain + 2 * self.error, self.optimism) > _CLEARLY
 
     def as_json(self) -> dict[str, Any]:
         """Return the fields by name, ``scale`` as ``lambda``."""
         fields = asdict(self)
         return {"lambda" if name == "scale" else name: value for name, value in fields.items()}
+
+
+def optimism_of_seen(
+    head: TaskHead,
+    base: Float[Tensor, "rows outputs"],
+    targets: Shaped[Tensor, " rows"],
+    *,
+    columns: int,
+    surviving: float,
+) -> float:
+    """Return how much lower the joint loss of seen rows is expected to be than that of fresh ones.
+
+    Directions were fitted to the rows' labels, over ``columns`` numbers of their records. For a
+    joint model with outputs f, fitted to n labels y, losses on these rows are lower than on fresh
+    ones by ``sum of cov(f, y) / n`` in a log loss, and by twice that in a squared one [Efron04].
+    For one free output and records that know nothing that is at most ``s r^2 v d / n``: v is what
+    survives of a score; s is 1 in a log loss, twice the residual variance in a squared one; r is
+    the correlation of what directions are fitted to with the residuals of the base, at most 1.
+
+    It is linear in lambda. A gain less lambda times this is above zero at some lambda if the gain
+    at lambda = 1 is above half of it, which is what records that know nothing gain there.
+
+    Args:
+        head: The task.
+        base: Margins of the base for the seen rows, out of fold.
+        targets: Their labels, as the head takes them.
+        columns: d, over all secondaries.
+        surviving: v.
+
+    References:
+        [Efron04] Efron, The estimation of prediction error: covariance penalties and
+        cross-validation, equations 2.9 and 6.4; the rest is derived in "Which rows decide".
+    """
+    if head.task == "regression":
+        # Directions are fitted to halves, which may be all that is left.
+        unit = 2 * float(head.row_losses(base, targets).mean())
+    else:
+        margins = base.double()
+        odds = margins if head.outputs > 1 else torch.cat([-margins, margins], dim=1) / 2
+        classes = functional.one_hot(targets.long(), odds.shape[1]).double()
+        left = (classes - odds.softmax(dim=1)).square().sum()
+        unit = min(1.0, float(left / (classes - classes.mean(dim=0)).square().sum()))
+    return unit * surviving * columns * max(1, head.outputs - 1) / len(targets)
 
 
 def decide(
@@ -71,11 +132,13 @@ def decide(
     alone: Float[Tensor, "rows outputs"],
     targets: Shaped[Tensor, " rows"],
     scale: float | None = None,
+    optimism: Float[Tensor, " rows"] | float = 0.0,
+    errors: float = 1.0,
 ) -> Decision:
     """Choose lambda, and whether the joint model is used.
 
     lambda is chosen by :func:`choose_scale`. The joint model is used if lambda is not 0 and the
-    mean of loss(alone) - loss(joint) over the rows is more than one standard error of that mean.
+    mean of loss(alone) - loss(joint) over the rows is more than ``errors`` standard errors of it.
 
     Args:
         head: The task.
@@ -84,20 +147,24 @@ def decide(
         alone: Margins of the local baseline.
         targets: The rows' labels, as the head takes them.
         scale: lambda, if it was chosen on more rows than these; None chooses it on these.
+        optimism: Added to each row's joint loss, times lambda; see :func:`optimism_of_seen`.
+        errors: Standard errors.
 
     References:
         A rule of this project's own; research/local_baseline/README.md has its measurements.
     """
     if scale is None:
-        scale = choose_scale(head, base=base, joint=joint, targets=targets)
-    losses = head.row_losses(mix_outputs(base, joint, scale), targets)
+        scale = choose_scale(head, base=base, joint=joint, targets=targets, optimism=optimism)
+    losses = head.row_losses(mix_outputs(base, joint, scale), targets) + scale * optimism
     gain, error = _gain(head.row_losses(alone, targets) - losses)
     return Decision(
-        used="joint" if scale > 0 and gain > error else "alone",
+        used="joint" if scale > 0 and gain > errors * error else "alone",
         scale=scale,
         gain=gain,
         error=error,
         rows=len(targets),
+        errors=errors,
+        optimism=float(torch.as_tensor(optimism).mean()),
     )
 
 
@@ -107,6 +174,7 @@ def choose_scale(
     base: Float[Tensor, "rows outputs"],
     joint: Float[Tensor, "rows outputs"],
     targets: Shaped[Tensor, " rows"],
+    optimism: Float[Tensor, " rows"] | float = 0.0,
 ) -> float:
     """Return the lambda in 0, 0.05, ..., 1 with the smallest mean loss; of equals, the smallest.
 
@@ -115,14 +183,18 @@ def choose_scale(
         base: As in :func:`decide`.
         joint: As in :func:`decide`.
         targets: As in :func:`decide`.
+        optimism: As in :func:`decide`.
     """
+    scales = [step / _RULE_STEPS for step in range(_RULE_STEPS + 1)]
     means = {
-        step: float(head.row_losses(mix_outputs(base, joint, step / _RULE_STEPS), targets).mean())
-        for step in range(_RULE_STEPS + 1)
+        scale: float(
+            (head.row_losses(mix_outputs(base, joint, scale), targets) + scale * optimism).mean()
+        )
+        for scale in scales
     }
     # A joint model with outputs that are not finite gets no weight.
-    finite = {step: mean for step, mean in means.items() if mean < float("inf")}
-    return min(finite, key=lambda step: finite[step], default=0) / _RULE_STEPS
+    finite = {scale: mean for scale, mean in means.items() if mean < float("inf")}
+    return min(finite, key=lambda scale: finite[scale], default=0.0)
 
 
 def who_answers(
@@ -131,10 +203,11 @@ def who_answers(
     joint: Float[Tensor, "rows outputs"],
     alone: Float[Tensor, "rows outputs"],
     targets: Shaped[Tensor, " rows"],
+    errors: float,
 ) -> Used:
     """Return the model to use at a given lambda, by the rule of :func:`decide`."""
     gain, error = _gain(head.row_losses(alone, targets) - head.row_losses(joint, targets))
-    return "joint" if gain > error else "alone"
+    return "joint" if gain > errors * error else "alone"
 
 
 def _gain(differences: Float[Tensor, " rows"]) -> tuple[float, float]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from securevfl.core.formatting import format_figure
 from securevfl.models import task_metrics
-from securevfl.models.alone.choice import AVERAGE, CONSTANT, Alone, Used
+from securevfl.models.alone.choice import AVERAGE, CONSTANT, Alone, Decision, Used
 from securevfl.models.alone.margins import OwnInputs
 from securevfl.models.tasks import Metrics, TaskHead, as_logit, on_cpu
 
@@ -114,7 +114,7 @@ def measure_alone(
     *,
     threshold: float,
     seed: int,
-    used: Used = "joint",
+    decision: Decision | None = None,
     placebos: Mapping[Placebo, Float32[Tensor, "rows outputs"]] = MappingProxyType({}),
 ) -> AloneMeasured:
     """Measure the local baseline on test rows, and the joint model against it and its placebos.
@@ -128,7 +128,7 @@ def measure_alone(
         joint: The joint model's outputs.
         threshold: The joint model's threshold in a binary task.
         seed: Run seed of the bootstrap.
-        used: The model whose predictions the run uses.
+        decision: The choice of the model whose predictions the run uses; None: the joint one.
         placebos: Outputs of each placebo; the one with the best test metric counts. Binary metrics
             take the joint model's threshold.
 
@@ -200,7 +200,7 @@ def measure_alone(
             sign * (value - head.headline(tested)),
             interval(sign * (drawn["joint"] - drawn[alone.chosen])),
             chosen=alone.chosen,
-            used=used,
+            decision=decision,
             partners=partners,
         ),
     )
@@ -212,7 +212,7 @@ def gain_in_words(
     interval: task_metrics.Interval | None,
     *,
     chosen: str,
-    used: Used,
+    decision: Decision | None = None,
     partners: PlaceboGain | None = None,
 ) -> Gain:
     """Return a gain with its verdict in words.
@@ -222,7 +222,7 @@ def gain_in_words(
         value: The gain; positive is better.
         interval: Its interval.
         chosen: The local baseline's model.
-        used: The model whose predictions the run uses.
+        decision: The choice of the model whose predictions the run uses; None: the joint one.
         partners: The partners' part of the gain; None: all of it.
     """
     outcome = _outcome(interval)
@@ -235,9 +235,9 @@ def gain_in_words(
     within = _within(interval, turned, largest, sign, head=head, name=name)
     who = f"the local baseline is {_MODEL_IN_WORDS.get(chosen, chosen)}"
     text = f"no clear gain over the local baseline: {amount} ({within}); {who}"
-    if used == "alone":
+    if decision is not None and decision.used == "alone":
         text = (
-            f"no clear gain on validation rows: predictions are the local baseline's, which is "
+            f"{_refusal_in_words(decision)}: predictions are the local baseline's, which is "
             f"{_MODEL_IN_WORDS.get(chosen, chosen)}"
         )
         outcome = "unclear"
@@ -266,12 +266,22 @@ def gain_in_words(
         value=value,
         interval=interval,
         outcome=outcome,
-        used=used,
+        used="joint" if decision is None else decision.used,
         placebo=None if partners is None else partners.placebo,
         partners=value if partners is None else partners.value,
         partners_interval=interval if partners is None else partners.interval,
         verdict=text,
     )
+
+
+def _refusal_in_words(decision: Decision) -> str:
+    """Return why the joint model does not answer."""
+    if decision.too_few_rows:
+        return (
+            f"{decision.rows:,} rows without the test rows are too few to tell whether joint is "
+            f"better (loss lower by {decision.gain:.3f} ± {decision.error:.3f})"
+        )
+    return f"no clear gain on the {decision.rows:,} rows that decide"
 
 
 def _outcome(interval: task_metrics.Interval | None) -> Outcome:

@@ -110,10 +110,10 @@ def class_labels_of(
         charge_labels(ledger, replace(release, digest=digest_of_labels(bins)))
         return ClassLabels(bins_of_rows=bins, bins=classes + 1)
     charge_labels(ledger, release)
-    multiplier = moved * gaussian_noise_multiplier(epsilon=release.epsilon, delta=release.delta)
+    multiplier = gaussian_noise_multiplier(epsilon=release.epsilon, delta=release.delta)
 
     def noise(sums: SumFormat) -> Int64[np.ndarray, "bins numbers"]:
-        return sums.noise(multiplier * sums.change_of_label)
+        return sums.noise(multiplier * sums.change_of_label(moved))
 
     def note(name: str) -> None:
         returned.append(name)

@@ -308,6 +308,8 @@ class ClassMeansPrimary(StageAtPrimary):
     sums: HiddenSums | None
     """Class sums by labels that stay at home; None where labels are sent."""
     observe: Observer
+    note_columns: Callable[[int], None] = lambda _columns: None
+    """Called with how many numbers of records directions are fitted to, over all secondaries."""
 
     def before_release(self) -> None:
         """Have every encoder fitted that is not fitted yet.
@@ -322,6 +324,8 @@ class ClassMeansPrimary(StageAtPrimary):
         """
         self.observe(Stage(text="fitting class means"))
         states = self.peers.ask(ClassMeansCall(), ClassMeansState)
+        # A line of class sums has one number more than a record.
+        self.note_columns(sum(state.numbers - 1 for state in states))
         numbers = {
             rank: state.numbers
             for rank, state in zip(self.peers.ranks, states, strict=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from functools import partial
+from typing import Final
 
 from securevfl.config.federation import FederationConfig
 from securevfl.federation.session.handshake import Joined
@@ -23,23 +24,33 @@ from securevfl.stages.class_means.parties import (
 )
 from securevfl.stages.class_means.policy import dealer_of, hides_labels
 
+_COLUMNS: Final = "columns.pt"
+
 
 class ClassMeansStage(RunStage):
     """Encoders that are fitted to sums of records by class, before the first row is released."""
 
     def primary(self, context: PrimaryContext) -> ClassMeansPrimary:
         """Return the primary's part: it calls for class means, and has labels meet them."""
-        plan, files = context.plan, context.files
+        plan, primary, state = context.plan, context.primary, context.files.checkpoints.files
         make = partial(
-            class_labels_of,
-            plan,
-            context.primary.data,
-            context.table,
-            files.ledger,
-            files.checkpoints.files,
+            class_labels_of, plan, primary.data, context.table, context.files.ledger, state
         )
+        if state.holds(_COLUMNS):
+            # Where all rows were released before, secondaries are not called again.
+            primary.fitted_columns = int(state.read(_COLUMNS)["columns"])
+
+        def note_columns(columns: int) -> None:
+            primary.fitted_columns = columns
+            state.write(_COLUMNS, {"columns": columns})
+
         return ClassMeansPrimary(
-            plan, context.peers, make, sums=_hidden_sums(context), observe=context.observe
+            plan,
+            context.peers,
+            make,
+            sums=_hidden_sums(context),
+            observe=context.observe,
+            note_columns=note_columns,
         )
 
     def secondary(self, context: SecondaryContext) -> StageAtSecondary | None:

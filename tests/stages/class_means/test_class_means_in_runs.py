@@ -12,6 +12,8 @@ from helpers.removal import World, world
 
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, PrivacyError, SecureVflError
+from securevfl.federation.rounds import primary
+from securevfl.models.alone.choice import optimism_of_seen
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
@@ -111,6 +113,35 @@ def test_a_resumed_run_tells_the_same_labels_and_fits_nothing_again(tmp_path: Pa
         assert kinds.count("fit") == 1
         assert kinds.count("labels") == (party == "agency")
         assert kinds.count("open") == 2
+
+
+def test_a_resumed_run_knows_what_directions_were_fitted_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else training rows would decide as if no direction had seen their labels."""
+    known: list[tuple[int, float]] = []
+
+    def watched(*parts: Any, columns: int, surviving: float) -> float:
+        known.append((columns, surviving))
+        return optimism_of_seen(*parts, columns=columns, surviving=surviving)
+
+    monkeypatch.setattr(primary, "optimism_of_seen", watched)
+    path = write_means(tmp_path)
+    run(path, tmp_path / "run")
+    state = tmp_path / "run/parties/agency"
+    # As if the crash had come between the last round and the fit of the top model.
+    for name in ("epoch-1.pt", "best-1.pt"):
+        (state / name).unlink()
+    (before,) = set(known)
+    known.clear()
+    run(path, tmp_path / "run", resume=True)
+
+    assert set(known) == {before}
+    assert before[0] == sum(
+        len(read_tables(read_federation(path), tmp_path)[name].feature_names)
+        for name in PARTIES[1:]
+    )
+    assert 0 < before[1] < 1
 
 
 def test_a_secondary_that_had_its_class_sums_gets_no_others(

@@ -90,7 +90,7 @@ def half_of_a_label(patch: Patch) -> None:
 
 def one_line_a_label(patch: Patch) -> None:
     """Noise is made for a label that changes one line of the sums; it changes two."""
-    patch.setattr(SumFormat, "change_of_label", property(lambda self: self.longest))
+    patch.setattr(SumFormat, "change_of_label", lambda self, _rows_moved: self.longest)
 
 
 def labels_without_noise(patch: Patch) -> None:

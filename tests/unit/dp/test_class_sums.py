@@ -1,5 +1,6 @@
 """Class sums: what one record and one label can change in them, in the integers that are summed."""
 
+import itertools
 import math
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from securevfl.core.errors import PrivacyError
 from securevfl.dp.class_sums import SumFormat, cell_counts, noised_ranks, symmetric_noise
+from securevfl.stages.class_means.class_labels import classes_by_rank
 
 BINS = 4
 
@@ -55,7 +57,7 @@ def test_no_record_and_no_label_moves_the_sums_by_more_than_the_bound(
         other = bins.copy()
         other[row] = (other[row] + 1) % BINS
         change = np.linalg.norm(whole - sum_format_of(found, records, rows_of, other))
-        assert change <= found.change_of_label
+        assert change <= found.change_of_label()
 
 
 def test_the_bounds_are_reached() -> None:
@@ -65,7 +67,52 @@ def test_the_bounds_are_reached() -> None:
     whole = sum_format_of(found, long, np.array([[0]]), np.array([0, 1]))
     moved = sum_format_of(found, long, np.array([[0]]), np.array([2, 1]))
     assert np.linalg.norm(whole) > 0.999 * found.change_of_record
-    assert np.linalg.norm(whole - moved) > 0.999 * found.change_of_label
+    assert np.linalg.norm(whole - moved) > 0.999 * found.change_of_label()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    features=st.integers(1, 9),
+    classes=st.integers(2, 4),
+    scale=st.sampled_from([0.01, 1.0, 100.0]),
+    noise=st.sampled_from([3.0, 1e6]),
+)
+def test_no_number_moves_the_sums_of_ranks_by_more_than_the_bound(
+    seed: int, features: int, classes: int, scale: float, noise: float
+) -> None:
+    """Every row's number is exchanged for one below all and above all others; units are coarse."""
+    draw = np.random.default_rng(seed)
+    records = (scale * draw.normal(size=(9, features))).astype(np.float32)
+    rows_of, values = np.arange(9)[:, None], draw.normal(size=9)
+    rows_of[:3] = draw.integers(0, 9, size=(3, 1))
+    found = SumFormat.choose(
+        features=features, bins=classes + 1, links_per_record=1, noise_multiplier=noise
+    )
+    whole = sum_format_of(found, records, rows_of, classes_by_rank(values, classes))
+    for row, value in itertools.product(range(9), (-9.0, 9.0)):
+        other = np.where(np.arange(9) == row, value, values)
+        there = sum_format_of(found, records, rows_of, classes_by_rank(other, classes))
+        assert np.linalg.norm(whole - there) <= found.change_of_label(classes)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_the_bound_of_a_number_is_reached(classes: int) -> None:
+    """Noise for more is waste: rows of opposite records go round all classes."""
+    found = SumFormat.choose(features=4, bins=classes + 1, links_per_record=1, noise_multiplier=3.0)
+    records = np.full((3 * classes, 4), 50.0, np.float32)
+    values = np.arange(3.0 * classes)
+    # The row that goes round is opposite to those that the two outermost borders move.
+    records[0] *= -1
+    other = np.where(values == 0, 99.0, values)
+    rows_of = np.arange(len(records))[:, None]
+    sums = [
+        sum_format_of(found, records, rows_of, classes_by_rank(labels, classes))
+        for labels in (values, other)
+    ]
+    change = np.linalg.norm(sums[0] - sums[1])
+    # Between the first and the last class equal vectors take each other's place.
+    assert change > 0.999 * found.change_of_label(classes) * (2 / classes) ** 0.5
 
 
 def test_means_are_those_of_the_rows_records() -> None:

@@ -31,11 +31,11 @@ from securevfl.testing import read_tables, save_federation
 def test_label_noise_of_a_regression_is_for_all_rows_that_one_label_moves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One number that is exchanged moves a row over each border: noise is so many times larger."""
+    """One number that is exchanged moves a row over each border, round a cycle of classes."""
     drawn: list[float] = []
 
     def noise(format_: SumFormat, std: float) -> np.ndarray:
-        drawn.append(std / format_.change_of_label)
+        drawn.append(std / (2 * format_.radius * 2.0**format_.bits))
         return np.zeros(format_.shape, dtype=np.int64)
 
     monkeypatch.setattr(SumFormat, "noise", noise)
@@ -52,7 +52,7 @@ def test_label_noise_of_a_regression_is_for_all_rows_that_one_label_moves(
     promised = gaussian_noise_multiplier(
         epsilon=config.label_epsilon or 0, delta=config.privacy.delta
     )
-    assert max(drawn) == pytest.approx(2 * promised)
+    assert max(drawn) == pytest.approx(2 / math.sqrt(1.25) * promised, rel=1e-3)
 
 
 @pytest.mark.statistical

@@ -22,11 +22,14 @@ class Decided(SimpleNamespace):
     _best_outputs = Primary._best_outputs
 
 
-def primary(*, fitted: bool, on_training: float, on_validation: float) -> Any:
+def primary(
+    *, columns: int = 0, surviving: float = 1.0, on_training: float, on_validation: float
+) -> Any:
     """Return what a decision reads: a base that knows nothing, and outputs that add a little.
 
     Args:
-        fitted: Whether encoders were fitted to training rows' labels.
+        columns: Numbers of records that directions were fitted to, with training rows' labels.
+        surviving: Share of a score's variance that survives its release.
         on_training: What outputs add for the right class, of training rows.
         on_validation: The same of validation rows.
     """
@@ -34,7 +37,8 @@ def primary(*, fitted: bool, on_training: float, on_validation: float) -> Any:
     signs = (2 * targets - 1)[:, None]
     one = Decided(
         head=TaskHead(task="binary"),
-        plan=SimpleNamespace(config=SimpleNamespace(encoder_reads_labels=fitted)),
+        plan=SimpleNamespace(surviving=surviving),
+        fitted_columns=columns,
         data=SimpleNamespace(
             base=torch.zeros(80, 1),
             targets=targets,
@@ -51,40 +55,48 @@ def primary(*, fitted: bool, on_training: float, on_validation: float) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("fitted", "on_validation", "used"),
+    ("columns", "surviving", "used"),
     [
-        (False, 0.1, "joint"),
-        (True, 0.1, "joint"),
-        # Training rows gain, and validation rows lose.
-        (False, -0.1, "joint"),
-        (True, -0.1, "alone"),
+        # Training rows gain 0.22 each; a direction of d columns gains up to v d / 60 of that.
+        (0, 1.0, "joint"),
+        (6, 1.0, "joint"),
+        (40, 1.0, "alone"),
+        (40, 0.1, "joint"),
     ],
 )
-def test_class_means_need_the_validation_rows_too(
-    fitted: bool, on_validation: float, used: str
+def test_rows_whose_labels_directions_have_seen_decide_less_what_that_gains(
+    columns: int, surviving: float, used: str
 ) -> None:
-    """Directions have seen training rows' labels, so what these rows gain may be their own."""
-    one = primary(fitted=fitted, on_training=0.5, on_validation=on_validation)
-    assert Primary.decide(one, torch.zeros(80, 1), base_is_alone=True).used == used
+    """A row that decides although it was seen must not be taken for a fresh one."""
+    one = primary(columns=columns, surviving=surviving, on_training=0.5, on_validation=0.0)
+    decision = Primary.decide(one, torch.zeros(80, 1), base_is_alone=True)
+    assert decision.used == used
+    assert decision.optimism == pytest.approx(columns * surviving / 60 * 60 / 80)
+
+
+def test_validation_rows_are_fresh_whatever_directions_have_seen() -> None:
+    """Nothing is taken off where they alone decide."""
+    one = primary(columns=6, on_training=0.5, on_validation=0.5)
+    decision = Primary.decide(one, torch.zeros(80, 1), base_is_alone=False)
+    assert (decision.used, decision.rows, decision.optimism) == ("joint", 20, 0.0)
 
 
 def test_training_rows_are_not_asked_where_alone_is_not_known_there() -> None:
     """Another model than the base: of training rows it knows the labels."""
-    one = primary(fitted=False, on_training=0.5, on_validation=-0.1)
+    one = primary(on_training=0.5, on_validation=-0.1)
     decision = Primary.decide(one, torch.zeros(80, 1), base_is_alone=False)
     assert (decision.used, decision.rows) == ("alone", len(VALIDATION))
     # lambda is chosen by all of them, and counts though alone answers.
     assert decision.scale > 0
 
 
-@pytest.mark.parametrize("fitted", [False, True])
 def test_a_lower_loss_is_not_enough_where_the_metric_is_worse(
-    fitted: bool, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Alone is right about order and too sure of it; the joint model says less, in bad order."""
     # All of the correction counts: less of it would keep alone's order.
     monkeypatch.setattr(federation_primary, "choose_scale", lambda *_, **__: 1.0)
-    one = primary(fitted=fitted, on_training=0.1, on_validation=0.1)
+    one = primary(on_training=0.1, on_validation=0.1)
     sure = 30.0 * (2 * one.data.targets - 1)[:, None]
     # One row in ten is told wrong, by so much that all loss is theirs; the order is nearly right.
     wrong = torch.arange(80) % 10 == 0

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from securevfl.core.conventions import stream
-from securevfl.models.alone.choice import fit_alone
+from securevfl.models.alone.choice import Decision, fit_alone
 from securevfl.models.alone.gain import AloneMeasured, PlaceboGain, gain_in_words, measure_alone
 from securevfl.models.alone.margins import BaselineConfig, OwnInputs
 from securevfl.models.task_metrics import resamples_for
@@ -97,7 +97,7 @@ def test_verdicts() -> None:
         (SHARE, 0.1, None, "constant"),
     ]
     said = [
-        gain_in_words(head, value, interval, chosen=chosen, used="joint").verdict
+        gain_in_words(head, value, interval, chosen=chosen).verdict
         for head, value, interval, chosen in cases
     ]
     assert said == [
@@ -112,12 +112,38 @@ def test_verdicts() -> None:
         "no clear gain over the local baseline: +0.100 accuracy (too few test rows for an "
         "interval); the local baseline is a constant, without columns of its own",
     ]
-    gated = gain_in_words(SHARE, 0.3, (0.2, 0.4), chosen="average", used="alone")
-    assert gated.verdict == (
-        "no clear gain on validation rows: predictions are the local baseline's, which is an "
-        "average of its models"
+
+
+@pytest.mark.parametrize(
+    ("figures", "why"),
+    [
+        # At most 0.004 is gained, and a model is clearly no better.
+        ({"scale": 0.5, "gain": 0.002, "error": 0.001}, "no clear gain on the 1,234 rows"),
+        ({"scale": 0.5, "gain": 0.001, "error": 0.002}, "no clear gain on the 1,234 rows"),
+        ({"scale": 0.0, "gain": 0.0, "error": 0.0}, "no clear gain on the 1,234 rows"),
+        # It may be much better.
+        (
+            {"scale": 0.5, "gain": 0.01, "error": 0.02},
+            "1,234 rows without the test rows are too few to tell whether joint is better (loss "
+            "lower by 0.010 ± 0.020)",
+        ),
+        # Directions have seen so much of these rows that nothing can be said.
+        (
+            {"scale": 0.0, "gain": 0.0, "error": 0.0, "optimism": 0.1},
+            "1,234 rows without the test rows are too few to tell whether joint is better (loss "
+            "lower by 0.000 ± 0.000)",
+        ),
+    ],
+)
+def test_why_the_local_baseline_answers(figures: dict[str, float], why: str) -> None:
+    """Rows that are too few are no evidence that partners don't help."""
+    decision = Decision(used="alone", rows=1234, **figures)
+    found = gain_in_words(SHARE, 0.3, (0.2, 0.4), chosen="average", decision=decision)
+    assert (found.used, found.outcome) == ("alone", "unclear")
+    assert found.verdict.startswith(why)
+    assert found.verdict.endswith(
+        ": predictions are the local baseline's, which is an average of its models"
     )
-    assert (gated.used, gated.outcome) == ("alone", "unclear")
 
 
 @pytest.mark.parametrize(
@@ -143,7 +169,6 @@ def test_what_a_placebo_gains_as_well_is_not_the_partners(
         0.041,
         (0.01, 0.072),
         chosen="boosting",
-        used="joint",
         partners=PlaceboGain(placebo="permuted", value=partners, interval=interval),
     )
     assert found.outcome == outcome
@@ -194,8 +219,6 @@ def test_the_best_placebo_counts() -> None:
     ("unit", "amount"), [(1e-7, "1.23e-07 RMSE (95 % interval 1e-07 to 2e-07"), (1e30, "1.23e+30")]
 )
 def test_a_verdict_has_significant_digits_in_any_unit(unit: float, amount: str) -> None:
-    gain = gain_in_words(
-        ERROR, 1.23 * unit, (1.0 * unit, 2.0 * unit), chosen="linear", used="joint"
-    )
+    gain = gain_in_words(ERROR, 1.23 * unit, (1.0 * unit, 2.0 * unit), chosen="linear")
     assert amount in gain.verdict
     assert "0.000" not in gain.verdict

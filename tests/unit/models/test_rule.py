@@ -1,9 +1,10 @@
 """Who answers: the joint model only where it is better by more than chance."""
 
+import numpy as np
 import pytest
 import torch
 
-from securevfl.models.alone.choice import decide
+from securevfl.models.alone.choice import decide, optimism_of_seen
 from securevfl.models.tasks import TaskHead
 
 NUMBER = TaskHead(task="regression")
@@ -68,3 +69,69 @@ def test_who_is_better_than_the_base_and_not_than_alone_is_not_used() -> None:
     found = decide(NUMBER, base=base, joint=0.5 * targets, alone=targets, targets=targets[:, 0])
     assert found.scale == 1.0
     assert found.used == "alone"
+
+
+@pytest.mark.parametrize("task", ["binary", "regression"])
+@pytest.mark.parametrize("surviving", [1.0, 0.5])
+def test_directions_are_as_optimistic_as_is_taken_off(task: str, surviving: float) -> None:
+    """Records that know nothing: losses on seen rows against those on fresh ones, on average.
+
+    Of 200 tables, the mean is within 15 % with a deviation of some 4 %. The binary base explains
+    almost half of its label, so directions of class means find less. The slope is fitted to all
+    rows here, and in runs out of fold: one number more.
+    """
+    head, rows, columns = TaskHead(task=task), 600, 12
+    differences, expected = [], []
+    for seed in range(200):
+        draw = np.random.default_rng(seed)
+        seen, fresh = (draw.normal(size=(rows, columns)) for _ in range(2))
+        margins = 2 * draw.normal(size=(2, rows))
+        if task == "binary":
+            labels = (margins + draw.logistic(size=(2, rows)) > 0).astype(float)
+            directions_see = labels[0] - labels[0].mean()
+        else:
+            # All that the base leaves is which half a row is in.
+            labels = margins + draw.choice([-0.5, 0.5], size=(2, rows))
+            directions_see = labels[0] - margins[0]
+        way = seen.T @ directions_see / rows
+        way /= np.linalg.norm(way)
+        noise = np.sqrt(1 / surviving - 1)
+        scores = [records @ way + noise * draw.normal(size=rows) for records in (seen, fresh)]
+        base, targets, read = (
+            torch.from_numpy(np.stack(parts)) for parts in (margins, labels, scores)
+        )
+
+        def losses(
+            slope: float,
+            base: torch.Tensor = base,
+            read: torch.Tensor = read,
+            targets: torch.Tensor = targets,
+        ) -> tuple[float, float]:
+            first, second = (
+                float(head.row_losses((base[at] + slope * read[at])[:, None], targets[at]).mean())
+                for at in (0, 1)
+            )
+            return first, second
+
+        # The loss is close to a parabola in the slope: its least value from three points.
+        low, middle, high = (losses(slope)[0] for slope in (-0.5, 0.0, 0.5))
+        best = 0.25 * (low - high) / (low - 2 * middle + high)
+        at_none, at_best = losses(0.0), losses(best)
+        differences.append((at_none[0] - at_best[0]) - (at_none[1] - at_best[1]))
+        expected.append(
+            optimism_of_seen(
+                head, base[0][:, None], targets[0], columns=columns, surviving=surviving
+            )
+        )
+    of_slope = (1.0 if task == "binary" else 0.5) / rows
+    assert np.mean(differences) == pytest.approx(np.mean(expected) + of_slope, rel=0.15)
+
+
+def test_several_classes_and_columns_are_more_free() -> None:
+    """Each class but one has a direction of its own, over the columns of all secondaries."""
+    classes = torch.arange(90) % 3
+    head = TaskHead(task="multiclass", num_classes=3)
+    base = torch.zeros(90, 3)
+    found = optimism_of_seen(head, base, classes, columns=7, surviving=0.5)
+    assert found == pytest.approx(2 * 0.5 * 7 / 90)
+    assert optimism_of_seen(head, base, classes, columns=0, surviving=0.5) == 0.0
