@@ -207,7 +207,7 @@ def test_sums_that_left_and_were_lost_are_not_made_again(tmp_path: Path) -> None
         ({"privacy": {**FROZEN, "unit": "linked-row"}}, "privacy.unit"),
         ({"privacy": {**FROZEN, "sampling_rate": 0.5}}, "privacy.sampling_rate"),
         ({"base": {"estimator": "none"}}, "model.top"),
-        ({"model": {**MODEL, "hidden": 4}}, "write hidden = 3"),
+        ({"model": {**MODEL, "hidden": 4}}, "write numbers = 3"),
     ],
 )
 def test_what_does_not_go_together_is_refused(

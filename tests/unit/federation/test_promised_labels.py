@@ -52,7 +52,7 @@ def test_label_noise_of_a_regression_is_for_all_rows_that_one_label_moves(
     promised = gaussian_noise_multiplier(
         epsilon=config.label_epsilon or 0, delta=config.privacy.delta
     )
-    assert max(drawn) == pytest.approx(2 / math.sqrt(1.25) * promised, rel=1e-3)
+    assert max(drawn) == pytest.approx(math.sqrt(2) * promised, rel=1e-3)
 
 
 @pytest.mark.statistical
