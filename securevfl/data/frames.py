@@ -19,7 +19,7 @@ from securevfl.data.party_tables import (
     no_features_error,
 )
 from securevfl.data.scaling import NOTHING_DECLARED, ColumnSettings
-from securevfl.data.sources.pieces import plain, to_pandas
+from securevfl.data.sources.pieces import plain, reading_column, to_pandas
 from securevfl.data.sources.settings import require_different
 from securevfl.data.sources.table_source import FRAMES_OF_ROWS
 from securevfl.data.sources.text_numbers import split_unit_sign
@@ -136,18 +136,42 @@ def as_pandas(frame: Any, *, where: str, numbered: bool = False) -> pd.DataFrame
     Raises:
         DataError: If it is no frame, or two columns have one name.
     """
+    if hasattr(frame, "to_frame") and not isinstance(frame, pd.DataFrame):
+        frame = frame.to_frame()  # one column of pandas or polars
     if isinstance(frame, pd.DataFrame):
-        named = [level for level in frame.index.names if level is not None]
-        rows = frame.reset_index(level=named) if named else frame
-        names = [str(column) for column in rows.columns]
-        require_different(names, where=where)
-        rows = rows.reset_index(drop=True).set_axis(names, axis="columns")
-        return pd.DataFrame({column: plain(rows[column]) for column in names})
+        index, columns = frame.index, map(str, frame.columns)
+        cells = [
+            (name, frame.iloc[:, place].reset_index(drop=True))
+            for place, name in enumerate(columns)
+        ]
+        levels = [
+            (str(level), pd.Series(index.get_level_values(place)))
+            for place, level in enumerate(index.names)
+            if level is not None
+        ]
+        # ``set_index(drop=False)`` leaves the column where it was.
+        named = [
+            (level, values)
+            for level, values in levels
+            if not any(name == level and values.equals(others) for name, others in cells)
+        ]
+        require_different([name for name, _ in (*named, *cells)], where=where)
+        made = {}
+        try:
+            for name, values in (*named, *cells):
+                with reading_column(name):
+                    made[name] = plain(values)
+        except OSError as error:
+            raise DataError(f"{where}: {error}") from None
+        return pd.DataFrame(made)
     if hasattr(frame, "__arrow_c_stream__"):
         import pyarrow as pa  # an extra, which pandas frames do not need
 
-        rows = to_pandas(pa.table(frame))
-        return pd.DataFrame({column: plain(rows[column]) for column in rows.columns})
+        try:
+            rows = to_pandas(pa.table(frame))
+        except pa.ArrowException as error:
+            raise DataError(f"{where}: is no table that Arrow reads ({error})") from None
+        return as_pandas(rows, where=where)
     if hasattr(frame, "to_pandas"):
         return as_pandas(frame.to_pandas(), where=where)
     rows_in_memory = (read(frame, where=where) for read in FRAMES_OF_ROWS.values())

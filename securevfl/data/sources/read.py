@@ -1,15 +1,12 @@
 """Read a party's source, a file of any kind or a database, as one frame."""
 
-import lzma
-import zipfile
-import zlib
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final
 
 import pandas as pd
 
-from securevfl.core.errors import DataError
+from securevfl.core.errors import DataError, SecureVflError, missing_extra
 from securevfl.data.sources import settings
 from securevfl.data.sources.pieces import COLUMNAR_SUFFIXES, read_columnar
 from securevfl.data.sources.table_source import IN_ROWS, SOURCES
@@ -21,17 +18,6 @@ EVERYTHING: Final = settings.Wanted()
 
 _TEXT_FILE: Final = "text file"
 _TEXT_SETTINGS: Final = ("separator", "decimal", "thousands", "encoding", *IN_ROWS)
-_READ_ERRORS: Final = (
-    OSError,
-    EOFError,
-    UnicodeDecodeError,
-    zlib.error,
-    lzma.LZMAError,
-    zipfile.BadZipFile,
-    NotImplementedError,  # an archive's compression
-    RuntimeError,  # an archive with a password
-    pd.errors.EmptyDataError,
-)
 
 
 def ignore_note(_text: str) -> None:
@@ -76,7 +62,11 @@ def read_frame(
                 return server.read(path, source, wanted, where=where)
             path, reading = settings.file_named(path, source.file), source.reading
         return _read_file(path, reading, wanted, where=where, notice=notice)
-    except _READ_ERRORS as error:
+    except (SecureVflError, MemoryError):
+        raise
+    except Exception as error:
+        if (lacks := missing_extra(error)) is not None:
+            raise lacks from None
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         reason = " ".join(reason.split()) or type(error).__name__
         raise DataError(f"{where}: can't be read: {reason}") from None
