@@ -12,6 +12,7 @@ Linux and macOS lock the open file itself, without another file. Windows has no 
 :mod:`filelock` holds ``NAME.lock`` next to the file, and readers exclude one another too.
 """
 
+import codecs
 import errno
 import glob
 import io
@@ -20,6 +21,7 @@ import os
 import re
 import secrets
 import shutil
+import tomllib
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -27,6 +29,7 @@ from typing import Any, BinaryIO, Final
 
 import numpy as np
 
+from securevfl.core import checks
 from securevfl.core.errors import ConfigError, StorageError
 
 MOST_OF_JSON: Final = 64 * 2**20
@@ -108,11 +111,13 @@ def write_json(path: Path, value: object, *, for_others: bool = False) -> None:
 
 
 def read_text(path: Path, *, most: int = MOST_OF_JSON) -> str:
-    """Read UTF-8 text of at most ``most`` bytes; a larger file is refused before it is read.
+    """Read text of at most ``most`` bytes; a larger file is refused before it is read.
+
+    It is UTF-8, or has a byte-order mark, as Windows' programs write UTF-8 and UTF-16.
 
     Raises:
         OSError: If the system cannot read it, or it is too large.
-        UnicodeDecodeError: If it is not UTF-8.
+        ValueError: If it is neither.
     """
     with path.open("rb") as file:
         # A device has no size.
@@ -120,7 +125,29 @@ def read_text(path: Path, *, most: int = MOST_OF_JSON) -> str:
         content = b"" if large else file.read(most + 1)
     if large or len(content) > most:
         raise OSError(errno.EFBIG, f"it has more than {most} bytes", str(path))
-    return content.decode()
+    utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    try:
+        return content.decode("utf-16" if utf16 else "utf-8-sig")
+    except UnicodeDecodeError:
+        raise ValueError("is no text in UTF-8; save it as UTF-8") from None
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a file of settings that people write.
+
+    Raises:
+        OSError: As :func:`read_text`.
+        ValueError: If it is no TOML, in words that say what is wrong.
+    """
+    text = read_text(path, most=MOST_OF_SETTINGS)
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("is nested too deeply to be settings") from None
+    except ValueError as error:  # a number of thousands of digits is no TOMLDecodeError
+        escape = any(word in str(error) for word in ("escape", "hex value", "\\"))
+        hint = f"; {checks.NO_BACKSLASH}" if escape else ""
+        raise ValueError(f"is not TOML: {error}{hint}") from None
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -174,6 +201,10 @@ def sync_folder(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
+    except OSError as error:
+        # Shares and some FUSE file systems have no such call; git and borg go on there too.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):
+            raise
     finally:
         os.close(handle)
 

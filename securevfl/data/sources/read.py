@@ -64,7 +64,7 @@ def read_frame(
         return _read_file(path, reading, wanted, where=where, notice=notice)
     except (SecureVflError, MemoryError):
         raise
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - readers trust a file's own description
         if (lacks := missing_extra(error)) is not None:
             raise lacks from None
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Final, Literal
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.core.files import MOST_OF_SETTINGS, read_text
+from securevfl.core.files import read_toml
 from securevfl.core.formatting import toml_value
 from securevfl.core.settings import read_settings
 
@@ -244,6 +244,8 @@ class Source(OwnReading):
         OwnReading.__post_init__(self)
         if (self.file is None) == (self.url is None):
             raise ConfigError("file: must be given, or url instead")
+        if self.file is not None:
+            checks.no_control_characters(file=self.file)
         if self.password_env is not None:
             if self.url is None:
                 raise ConfigError("password_env: goes with url alone")
@@ -318,11 +320,9 @@ def read_source(path: Path, *, where: str) -> Source:
         DataError: If it is no TOML, or a setting is wrong. Values are not shown.
     """
     try:
-        table = tomllib.loads(read_text(path, most=MOST_OF_SETTINGS))
-    except ValueError as error:  # a number of thousands of digits is no TOMLDecodeError
-        raise DataError(f"{where}: is not TOML: {error}") from None
-    except RecursionError:
-        raise DataError(f"{where}: is nested too deeply to be settings") from None
+        table = read_toml(path)
+    except ValueError as error:
+        raise DataError(f"{where}: {error}") from None
     try:
         return read_settings(Source, table, where="source")
     except ConfigError as error:

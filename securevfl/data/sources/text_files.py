@@ -156,6 +156,7 @@ def _pieces(
         "names": list(dialect.names),
         "dtype": dict(types),
         "index_col": False,
+        "skipinitialspace": dialect.skips_blanks,
         "na_values": empty,
         "keep_default_na": False,
         "low_memory": False,
