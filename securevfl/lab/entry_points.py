@@ -22,6 +22,7 @@ from securevfl.lab.one_run import LeftOut
 from securevfl.lab.sweep import Sweep, train_grid, write_sweep
 from securevfl.lab.sweep import summary as grid_summary
 from securevfl.lab.sweep_settings import setting_of
+from securevfl.runtime.run_folder import require_own_folder
 from securevfl.runtime.run_options import FederationSource, resolve_federation
 
 _DEFAULTS: Final = StudyOptions()
@@ -57,6 +58,7 @@ def link(
     """
     config, root = resolve_federation(federation, data_root, only_linkage=True)
     with _kept_or_temporary(out) as folder:
+        require_own_folder(config, folder)
         files.require_writable_folder(folder)
         return study_links(config, root, folder, estimate=estimate, observe=observe)
 
@@ -130,6 +132,7 @@ def compare_and_write(comparison: Comparison, options: StudyOptions) -> dict[str
     Raises:
         SecureVflError: As :func:`compare_methods`.
     """
+    require_own_folder(comparison.config, comparison.folder, resume=True)
     out: list[LeftOut] = []
 
     def note(method: LeftOut) -> None:
@@ -212,6 +215,7 @@ def sweep_and_write(sweep: Sweep, options: StudyOptions) -> dict[str, Any]:
     Raises:
         SecureVflError: As :func:`securevfl.lab.sweep.train_grid`.
     """
+    require_own_folder(sweep.config, sweep.folder, resume=True)
     results, failed = train_grid(sweep, options)
     figures = grid_summary(sweep, results, left_out=failed)
     figures["folder"] = str(sweep.folder)

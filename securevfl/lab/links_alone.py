@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from securevfl.config.federation import FederationConfig, key_spec, link_spec
-from securevfl.config.rules import require_enough_records
+from securevfl.config.rules import require_enough_records, require_own_files
 from securevfl.config.sections import PartySettings
 from securevfl.core import files
 from securevfl.core.formatting import Summarised, finite_or_none
@@ -76,6 +76,7 @@ def study_links(
         Nothing leaves the process, which holds all tables. Each party's folder gets what that party
         would learn between processes.
     """
+    require_own_files(config, data_root)
     primary = _read(config, config.primary, data_root)
     spec = link_spec(config)
     protection = protection_of(spec)

@@ -187,9 +187,7 @@ def _rows(text: str, separator: str, *, whole: bool) -> tuple[list[list[str]], l
     rows: list[list[str]] = []
     lines: list[int] = []
     blanks = _has_blanks_before_quotes(text, separator)
-    reader = csv.reader(
-        io.StringIO(text, newline=""), delimiter=separator, skipinitialspace=blanks
-    )
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, skipinitialspace=blanks)
     begins = 1
     try:
         for row in reader:

@@ -99,7 +99,7 @@ def plain(values: "pd.Series[Any]") -> "pd.Series[Any]":
     """Return a column as one of the kinds above: without gaps, of numpy's types."""
     kind: Any = values.dtype
     if isinstance(kind, pd.SparseDtype):
-        values = values.sparse.to_dense()
+        values = pd.Series(np.asarray(values.array), values.index)
         kind = values.dtype
     if isinstance(kind, pd.ArrowDtype):
         import pyarrow as pa

@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import difflib
 import encodings
+import os
 import pkgutil
 import re
 import shlex
@@ -90,6 +91,26 @@ def require_different(names: Sequence[str], *, where: str) -> None:
     """
     if (twice := first_repeated(names)) is not None:
         raise DataError(f"{where}: two columns are called {twice!r}; rename one")
+
+
+def require_one_role(roles: Mapping[str, Iterable[str]], *, where: str = "") -> None:
+    """Check that no column has two roles: a label in a key is shown to whoever sees the key.
+
+    Args:
+        roles: Columns by setting.
+        where: Begin of the message.
+
+    Raises:
+        ConfigError: Naming the column and both settings.
+    """
+    taken: dict[str, str] = {}
+    for role, columns in roles.items():
+        for column in columns:
+            if taken.setdefault(column, role) != role:
+                raise ConfigError(
+                    f"{where}{role}: {column!r} is named in {taken[column]} too; one column has "
+                    f"one role"
+                )
 
 
 def require_names(
@@ -301,6 +322,33 @@ def as_options(message: str) -> str:
 
     rewritten, count = _WRITTEN.subn(options, message)
     return f"{rewritten} (or into a NAME{SOURCE_SUFFIX} that names the file)" if count else message
+
+
+def require_own_tables(tables: Iterable[tuple[str, Path, Reading]]) -> None:
+    """Check that no two parties have one table: labels would be their partner's columns.
+
+    Args:
+        tables: Each party's name, its path and how it is read.
+
+    Raises:
+        ConfigError: Naming the two.
+    """
+    owners: dict[object, str] = {}
+    for name, path, reading in tables:
+        place: object = path
+        with contextlib.suppress(OSError, DataError):
+            if is_source_file(path):
+                source = read_source(path, where="")
+                path, reading = file_behind(path), source.reading
+                place = source.url
+            if place is not None and path.exists():
+                place = os.path.realpath(path)
+        table = (place, reading.table, getattr(reading, "query", None))
+        if (other := owners.setdefault(table, name)) != name:
+            raise ConfigError(
+                f"party.data: {other!r} and {name!r} have one table, {path}; each party needs its "
+                f"own"
+            )
 
 
 SOURCE_SUFFIX: Final = ".source.toml"
