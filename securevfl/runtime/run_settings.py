@@ -18,7 +18,6 @@ from securevfl.core.errors import ConfigError
 from securevfl.core.settings import default_of
 from securevfl.data.frames import from_frame
 from securevfl.data.scaling import Bounds, ColumnSettings
-from securevfl.data.sources.settings import first_repeated
 from securevfl.data.tables import PartyTable
 from securevfl.dp.privacy import Privacy
 from securevfl.linkage.stage.linkage_parts import PROTECTIONS
@@ -331,7 +330,7 @@ def tables_of_frames(
         )
     frames = {_PRIMARY: primary, **named}
     _require_by_party(settings, frames)
-    if first_repeated(map(id, frames.values())) is not None:
+    if len({id(frame) for frame in frames.values()}) < len(frames):
         raise ConfigError("secondaries: two parties have one frame; each party needs its own")
     return [
         from_frame(
