@@ -335,14 +335,12 @@ def require_own_tables(tables: Iterable[tuple[str, Path, Reading]]) -> None:
     """
     owners: dict[object, str] = {}
     for name, path, reading in tables:
-        place: object = path
+        url = None
         with contextlib.suppress(OSError, DataError):
             if is_source_file(path):
                 source = read_source(path, where="")
-                path, reading = file_behind(path), source.reading
-                place = source.url
-            if place is not None and path.exists():
-                place = os.path.realpath(path)
+                path, reading, url = file_behind(path), source.reading, source.url
+        place = url or os.path.realpath(path)
         table = (place, reading.table, getattr(reading, "query", None))
         if (other := owners.setdefault(table, name)) != name:
             raise ConfigError(
