@@ -238,14 +238,14 @@ def no_control_characters(**paths: str) -> None:
 
 def below_root(**values: str) -> None:
     """Check that every named value is a relative path that stays below its folder on any system."""
-    no_control_characters(**values)
     for name, value in values.items():
         path = PureWindowsPath(value)  # it knows both separators, drives and shares
-        if path.anchor or ".." in path.parts or value[:1] == "~":
+        if path.anchor or ".." in path.parts or value[:1] == "~" or "\0" in value:
             raise ConfigError(
                 f"{name}: must be a relative path below --data-root (data_root; default: the "
                 f"folder of the federation file), without ..; got {value!r}"
             )
+        no_control_characters(**{name: value})
         if "\\" in value:
             raise ConfigError(
                 f"{name}: has a backslash, which is a letter of the name on other systems: write "

@@ -114,7 +114,7 @@ def output_path(
                 raise ConfigError(f"{what}: is {read}, which this command reads; name another file")
     if endings and not path.name.lower().endswith(tuple(endings)):
         known = " or ".join((", ".join(endings[:-1]), endings[-1])) if endings[1:] else endings[0]
-        raise ConfigError(f"{what}: the name must end in {known}")
+        raise ConfigError(f"{what}: the name must end with {known}")
     require_writable_folder(Path(os.path.realpath(path)).parent, what=f"folder of {option}")
     return path
 
@@ -212,7 +212,7 @@ def read_text(path: Path, *, most: int = MOST_OF_JSON) -> str:
     try:
         return content.decode("utf-16" if utf16 else "utf-8-sig")
     except UnicodeDecodeError:
-        raise ValueError("is no text in UTF-8; save it as UTF-8") from None
+        raise ValueError("is not text in UTF-8; save it as UTF-8") from None
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -32,7 +32,7 @@ _WRITTEN: Final = (
 _OF_STUDIES: Final = ("links.json", "comparison.json", "sweep.json")
 
 _FINISHED: Final = (
-    *("metrics.json", "pretraining.json", "comparison.json", "sweep.json"),
+    *("metrics.json", "comparison.json", "sweep.json"),
     "parties/*/result.json",
 )
 """Files that only a finished run, program or study has."""
@@ -162,8 +162,8 @@ def require_own_folder(
         return
     what = f"parties/{there[0]}" if there and there[0] not in _FINISHED else (*there, "files")[0]
     raise ConfigError(
-        f"run folder {folder}: holds {what} of another run, and a folder is one run's; choose "
-        f"another --out, or go on with that run by --resume"
+        f"run folder {folder}: holds a run already ({what}), and a folder is one run's; choose "
+        f"another --out, or go on with --resume"
     )
 
 
@@ -171,7 +171,7 @@ def _federation_in(folder: Path) -> str | None:
     """Return the name of the federation whose files are in a folder; None if nothing says it."""
     try:
         return str(files.read_toml(folder / "federation.toml")["federation"]["name"])
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         figures = next(filter(Path.exists, (folder / name for name in _OF_STUDIES)), None)
         return None if figures is None else str(files.read_json(figures).get("federation"))
     except (OSError, ValueError, KeyError, TypeError):

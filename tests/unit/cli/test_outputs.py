@@ -145,7 +145,7 @@ def test_an_ending_that_would_not_be_true_is_refused(
 ) -> None:
     ended = run_command(capfd, command, FILES[command][0], tmp_path / name)
     assert (ended.code, list(tmp_path.iterdir())) == (2, [])
-    assert "must end in" in ended.complaint
+    assert "must end with" in ended.complaint
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
