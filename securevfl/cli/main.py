@@ -102,6 +102,7 @@ app.add_typer(budget_app, name="budget", rich_help_panel="Check and audit")
 app.add_typer(identity_app, name="identity", rich_help_panel="Keys and identities")
 app.add_typer(lab_app, name="lab", rich_help_panel="Experiments")
 
+_LAST_STREAM = 2
 _INTERRUPTED = 130
 # What a shell says of other tools whose reader went away: 128 and the number of SIGPIPE.
 _UNREAD = 141
@@ -140,6 +141,7 @@ def main() -> None:
     it, or what a run left does not hold; 130 SIGINT or SIGTERM has interrupted it; 141 nobody reads
     the output any more, as after `| head`; 1 a bug.
     """
+    _open_missing_streams()
     _show_every_name(sys.stdout, sys.stderr)
     try:
         with interrupts.watch_signals():
@@ -195,6 +197,18 @@ def _run() -> None:
         if not isinstance(end.__context__, BrokenPipeError):
             sys.stdout.flush()
         raise
+
+
+def _open_missing_streams() -> None:
+    """Open the null device for each standard stream that was closed, as services may have it.
+
+    Another file that got the stream's number would receive what is printed.
+    """
+    while (handle := os.open(os.devnull, os.O_RDWR)) <= _LAST_STREAM:
+        pass
+    os.close(handle)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
 def _show_every_name(*streams: object) -> None:

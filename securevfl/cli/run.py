@@ -61,13 +61,14 @@ def _training_command(name: str, help_text: str, *, simulated: bool) -> None:
 
         config = read_federation(federation)
         root = data_root or federation.parent
+        reads = [federation, *(root / party.data for party in config.table_parties)]
+        folder = run_folder_for(config, out, reads=reads, resume=resume)
         if pretrain_only:
-            folder, figures = _pretrain_encoders(
-                config, out, root, resume=resume, device=device, simulated=simulated
+            figures = _pretrain_encoders(
+                config, folder, root, resume=resume, device=device, simulated=simulated
             )
             results.print_pretraining(figures, folder, as_json=as_json)
             return
-        folder = run_folder_for(config, out, resume=resume)
         metrics = results.report_finished(config, folder) if resume else None
         if metrics is None:
             metrics = results.train_and_report(
@@ -94,19 +95,18 @@ _training_command(
 
 def _pretrain_encoders(
     config: "FederationConfig",
-    out: Path | None,
+    folder: Path,
     root: Path,
     *,
     resume: bool,
     device: str,
     simulated: bool,
-) -> tuple[Path, Mapping[str, Any]]:
-    """Pretrain encoders alone; return the run folder and the figures."""
+) -> Mapping[str, Any]:
+    """Pretrain encoders alone; return the figures."""
     with loading():
         from securevfl.core import files
         from securevfl.core.shown_progress import RunProgress
         from securevfl.runtime.launching import pretrain_in_processes
-        from securevfl.runtime.run_folder import run_folder_for
         from securevfl.runtime.run_options import RunOptions, device_named
         from securevfl.runtime.run_tables import read_tables
         from securevfl.runtime.simulation import simulate_federation
@@ -114,7 +114,6 @@ def _pretrain_encoders(
 
     if not wants_pretraining(config):
         raise nothing_to_pretrain()
-    folder = run_folder_for(config, out, resume=resume)
     with RunProgress(metric="") as progress:
         options = RunOptions(
             run_folder=folder,
@@ -124,13 +123,11 @@ def _pretrain_encoders(
             observe=progress,
         )
         if not simulated:
-            return folder, pretrain_in_processes(config, options)
+            return pretrain_in_processes(config, options)
         keep_freed_memory()
         files.require_writable_folder(folder)
         tables = read_tables(config, root)
-        return folder, simulate_federation(
-            config, tables, options, ends_after="pretraining"
-        ).metrics
+        return simulate_federation(config, tables, options, ends_after="pretraining").metrics
 
 
 @app.command(rich_help_panel=_PANEL)
@@ -204,7 +201,9 @@ def party(
             config=config,
             name=name,
             # A party that never came as far as to begin a run has not left its folder.
-            run_folder=run_folder_for(config, out, resume=resume and out is None),
+            run_folder=run_folder_for(
+                config, out, reads=[federation], resume=resume or serve, may_begin=True
+            ),
             identity_folder=identity,
             data_root=data_root or federation.parent,
             device=torch_device,
@@ -293,7 +292,7 @@ def mpc(
         from securevfl.stages.programs.session import run as run_program
 
     config = read_federation(federation, only_linkage=True)
-    folder = run_folder_for(config, out, resume=False)
+    folder = run_folder_for(config, out, reads=[federation, program])
     with RunProgress(metric="") as progress:
         results = run_program(
             config, program, out=folder, data_root=data_root or federation.parent, observe=progress
@@ -340,7 +339,7 @@ def predict(
         from securevfl.runtime.trained_run import predict as predict_rows
 
     config = federation_of_run(run, federation)
-    files.require_writable_folder(out.parent, what="folder of --out")
+    files.output_path(out, [] if federation is None else [federation])
     if not rows.exists():
         raise ConfigError(f"--rows: there is no file {rows}")
     before = least_left(run, config)

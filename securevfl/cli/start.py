@@ -172,6 +172,8 @@ def init(
                 f"{option}{file}: is there already; add --overwrite, or choose another name"
             )
 
+    read = [primary, *(secondary or []), *(lists or [])]
+    files.output_path(out, read, endings=[".toml"])
     require_free(out, "--out ")
     checks.positive(epsilon=epsilon)
     if task is not None and task not in TASKS:
@@ -194,10 +196,10 @@ def init(
     )
     own = {out.parent / file: content for file, content in own_files(proposal).items()}
     for file in own:
-        require_free(file)
+        require_free(files.output_path(file, [*read, out], option="the source file"))
     for file, content in own.items():
         files.write_text(file, content)
-    files.write_text(out, text, for_others=True)
+    files.write_output(out, text)
     if as_json:
         print(json.dumps({"file": str(out), **proposal.as_json()}))
     else:
@@ -269,6 +271,8 @@ def columns(
     with loading():
         import dataclasses
 
+        from securevfl.core import files
+        from securevfl.data.sources.settings import file_behind
         from securevfl.desk.setup.init import declared_by_options, look_at
         from securevfl.desk.setup.proposal import excluded_because
         from securevfl.desk.setup.proposed_columns import require_columns, write_column_list
@@ -276,6 +280,7 @@ def columns(
     declared = declared_by_options(bounds, words, missing, exclude, reading, tables=[table])
     described = look_at(table, declared=declared, root=table.parent)
     require_columns([described], declared)
+    files.output_path(out, [table, file_behind(table)], endings=[".json"])
     if name is not None:
         described = dataclasses.replace(described, name=name)
     write_column_list(described, out)

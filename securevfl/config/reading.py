@@ -5,7 +5,6 @@ check``, which lists all of them: what a mistake does is up to :class:`Findings`
 """
 
 import dataclasses
-import tomllib
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,7 @@ from securevfl.config.linkage import parse_linkage
 from securevfl.config.presets import expand_preset, without_top
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
-from securevfl.core.files import MOST_OF_SETTINGS, read_text
+from securevfl.core.files import read_toml
 from securevfl.core.settings import default_of, read_settings
 from securevfl.dp.privacy import Privacy
 from securevfl.models.family import AnyFamily, FamilySettings, PretrainingSettings
@@ -107,13 +106,11 @@ def load_federation(path: str | Path) -> dict[str, Any]:
         ConfigError: If there is no such file, or it is not TOML.
     """
     try:
-        return tomllib.loads(read_text(Path(path), most=MOST_OF_SETTINGS))
+        return read_toml(Path(path))
     except OSError as error:
         raise ConfigError(f"federation file {path}: {error.strerror}; check the path") from None
-    except ValueError as error:  # a number of thousands of digits is no TOMLDecodeError
-        raise ConfigError(f"federation file {path}: is not TOML: {error}") from None
-    except RecursionError:
-        raise ConfigError(f"federation file {path}: is nested too deeply to be settings") from None
+    except ValueError as error:
+        raise ConfigError(f"federation file {path}: {error}") from None
 
 
 def parse_federation(

@@ -1,11 +1,14 @@
 """Rules across sections of a federation file: what must go together."""
 
+from pathlib import Path
 from typing import Final
 
 from securevfl.config.federation import FederationConfig, key_spec, tells_rows
 from securevfl.config.linkage import quote_choices
+from securevfl.config.sections import IN_MEMORY
 from securevfl.config.stage_policy import policies
 from securevfl.core.errors import ConfigError, DataError
+from securevfl.data.sources.settings import require_one_role, require_own_tables
 from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.dp.labels import SMALLEST_EPSILON
 from securevfl.linkage.stage.linkage_parts import PROTECTIONS
@@ -32,6 +35,16 @@ def _require_maskable(config: FederationConfig) -> None:
         )
 
 
+def require_own_files(config: FederationConfig, data_root: Path) -> None:
+    """Check that no two parties of this machine have one table.
+
+    Raises:
+        ConfigError: Naming the two.
+    """
+    there = [party for party in config.table_parties if party.data != IN_MEMORY]
+    require_own_tables((party.name, data_root / party.data, party.reading) for party in there)
+
+
 def require_linkable(config: FederationConfig) -> None:
     """Check that linkage, keys, roles, masks and encoders go together.
 
@@ -41,8 +54,14 @@ def require_linkable(config: FederationConfig) -> None:
     linkage, names = config.linkage, config.primary.key
     keys = key_spec(config)
     keys.metric.check(keys)
+    truth = () if linkage.truth is None else (linkage.truth,)
     for party in config.table_parties:
         keys.metric.check_names(party.key)
+        label = () if party.label is None else (party.label,)
+        require_one_role(
+            {"key": party.key, "label": label, "linkage.truth": truth, "exclude": party.exclude},
+            where=f"party {party.name!r}: ",
+        )
     protection = PROTECTIONS[linkage.protection]
     if (reason := protection.objection_to(keys.metric)) is not None:
         takers = [

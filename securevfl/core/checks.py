@@ -221,6 +221,21 @@ def file_name(**values: str) -> None:
             )
 
 
+NO_BACKSLASH: Final = (
+    'a backslash between double quotes begins an escape: write paths with forward slashes, "a/b"'
+)
+"""What to do about a Windows path in a file of settings."""
+
+
+def no_control_characters(**paths: str) -> None:
+    """Check that no named path has a character that a backslash of a Windows path may have made."""
+    for name, path in paths.items():
+        if any(character < " " for character in path):
+            raise ConfigError(
+                f"{name}: has a control character, got {path!r}; in TOML, {NO_BACKSLASH}"
+            )
+
+
 def below_root(**values: str) -> None:
     """Check that every named value is a relative path that stays below its folder on any system."""
     for name, value in values.items():
@@ -229,6 +244,12 @@ def below_root(**values: str) -> None:
             raise ConfigError(
                 f"{name}: must be a relative path below --data-root (data_root; default: the "
                 f"folder of the federation file), without ..; got {value!r}"
+            )
+        no_control_characters(**{name: value})
+        if "\\" in value:
+            raise ConfigError(
+                f"{name}: has a backslash, which is a letter of the name on other systems: write "
+                f"forward slashes, {value.replace(chr(92), '/')!r}"
             )
 
 

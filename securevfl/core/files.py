@@ -12,6 +12,8 @@ Linux and macOS lock the open file itself, without another file. Windows has no 
 :mod:`filelock` holds ``NAME.lock`` next to the file, and readers exclude one another too.
 """
 
+import codecs
+import contextlib
 import errno
 import glob
 import io
@@ -20,13 +22,16 @@ import os
 import re
 import secrets
 import shutil
+import stat
+import tomllib
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import numpy as np
 
+from securevfl.core import checks
 from securevfl.core.errors import ConfigError, StorageError
 
 MOST_OF_JSON: Final = 64 * 2**20
@@ -79,7 +84,83 @@ def copy_file(source: Path, path: Path) -> None:
         _write(path, lambda file: shutil.copyfileobj(content, file), for_others=False)
 
 
-def _write(path: Path, write: Callable[[BinaryIO], object], *, for_others: bool) -> None:
+def output_path(
+    path: str | Path,
+    inputs: Iterable[Path] = (),
+    *,
+    endings: Sequence[str] = (),
+    option: str = "--out",
+) -> Path:
+    """Return the path of a file that a user has named for a command's result, to write it later.
+
+    Args:
+        path: The file.
+        inputs: Files that the command reads, which may be missing.
+        endings: Those that the name may have, where it is not that of a pipe or a device.
+        option: What the user has named it by.
+
+    Raises:
+        ConfigError: If it is one of the inputs, a folder, in a folder that cannot be written, or
+            has another ending.
+    """
+    path, what = Path(path), f"{option} {path}"
+    if path.is_dir():
+        raise ConfigError(f"{what}: is a folder; name a file")
+    if path.exists() and not path.is_file():
+        return path
+    for read in inputs:
+        with contextlib.suppress(OSError):
+            if path.samefile(read):
+                raise ConfigError(f"{what}: is {read}, which this command reads; name another file")
+    if endings and not path.name.lower().endswith(tuple(endings)):
+        known = " or ".join((", ".join(endings[:-1]), endings[-1])) if endings[1:] else endings[0]
+        raise ConfigError(f"{what}: the name must end with {known}")
+    require_writable_folder(Path(os.path.realpath(path)).parent, what=f"folder of {option}")
+    return path
+
+
+def write_output(path: Path, content: str | bytes, *, for_others: bool = True) -> None:
+    """Write what :func:`output_path` has checked, where the user's name leads.
+
+    Links are followed, and a file that is there keeps its mode and owner. What can't be replaced,
+    as pipes, devices, files of several names and what standard output goes to, is written into.
+
+    Args:
+        path: The file.
+        content: The whole content.
+        for_others: Whether other users may read a new file, as far as the umask lets them.
+
+    Raises:
+        StorageError: If it cannot be written.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    try:
+        there = path.stat() if path.exists() else None
+        printed = there is not None and _is_standard_output(there)
+        if there is None or (stat.S_ISREG(there.st_mode) and there.st_nlink == 1 and not printed):
+            real = Path(os.path.realpath(path))
+            _write(real, lambda file: file.write(data), for_others=for_others, like=there)
+            return
+        with path.open("ab" if printed else "wb") as file:
+            file.write(data)
+    except OSError as error:
+        raise StorageError.of(path, error) from None
+
+
+def _is_standard_output(file: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(file, os.fstat(1))
+    except OSError:  # it is closed
+        return False
+
+
+def _write(
+    path: Path,
+    write: Callable[[BinaryIO], object],
+    *,
+    for_others: bool,
+    like: os.stat_result | None = None,
+) -> None:
     temporary = beside(path)
     try:
         make_folder(path.parent)
@@ -88,6 +169,11 @@ def _write(path: Path, write: Callable[[BinaryIO], object], *, for_others: bool)
                 write(file)
                 file.flush()
                 os.fsync(file.fileno())
+            if like is not None:
+                if hasattr(os, "chown"):
+                    with contextlib.suppress(PermissionError):
+                        os.chown(temporary, like.st_uid, like.st_gid)
+                temporary.chmod(stat.S_IMODE(like.st_mode))
             temporary.replace(path)
         except BaseException:
             temporary.unlink(missing_ok=True)
@@ -108,11 +194,13 @@ def write_json(path: Path, value: object, *, for_others: bool = False) -> None:
 
 
 def read_text(path: Path, *, most: int = MOST_OF_JSON) -> str:
-    """Read UTF-8 text of at most ``most`` bytes; a larger file is refused before it is read.
+    """Read text of at most ``most`` bytes; a larger file is refused before it is read.
+
+    It is UTF-8, or has a byte-order mark, as Windows' programs write UTF-8 and UTF-16.
 
     Raises:
         OSError: If the system cannot read it, or it is too large.
-        UnicodeDecodeError: If it is not UTF-8.
+        ValueError: If it is neither.
     """
     with path.open("rb") as file:
         # A device has no size.
@@ -120,7 +208,29 @@ def read_text(path: Path, *, most: int = MOST_OF_JSON) -> str:
         content = b"" if large else file.read(most + 1)
     if large or len(content) > most:
         raise OSError(errno.EFBIG, f"it has more than {most} bytes", str(path))
-    return content.decode()
+    utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    try:
+        return content.decode("utf-16" if utf16 else "utf-8-sig")
+    except UnicodeDecodeError:
+        raise ValueError("is not text in UTF-8; save it as UTF-8") from None
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a file of settings that people write.
+
+    Raises:
+        OSError: As :func:`read_text`.
+        ValueError: If it is no TOML, in words that say what is wrong.
+    """
+    text = read_text(path, most=MOST_OF_SETTINGS)
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("is nested too deeply to be settings") from None
+    except ValueError as error:  # a number of thousands of digits is no TOMLDecodeError
+        escape = any(word in str(error) for word in ("escape", "hex value", "\\"))
+        hint = f"; {checks.NO_BACKSLASH}" if escape else ""
+        raise ValueError(f"is not TOML: {error}{hint}") from None
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -174,6 +284,10 @@ def sync_folder(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
+    except OSError as error:
+        # Shares and some FUSE file systems have no such call; git and borg go on there too.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):
+            raise
     finally:
         os.close(handle)
 

@@ -1,15 +1,20 @@
 """A party's table from a frame in Python: pandas, polars, pyarrow, and other libraries of Arrow."""
 
+import gzip
+import io
+import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from pandas.api.types import is_numeric_dtype
 
+from securevfl.core import files
 from securevfl.core.conventions import Task
-from securevfl.core.errors import ConfigError, DataError
+from securevfl.core.errors import ConfigError, DataError, require_extra
 from securevfl.data import keys_and_labels
 from securevfl.data.cells import split_unit_sign
 from securevfl.data.party_tables import (
@@ -20,8 +25,8 @@ from securevfl.data.party_tables import (
     no_features_error,
 )
 from securevfl.data.scaling import NOTHING_DECLARED, ColumnSettings
-from securevfl.data.sources.pieces import FRAMES_OF_ROWS, plain, to_pandas
-from securevfl.data.sources.settings import require_different
+from securevfl.data.sources.pieces import FRAMES_OF_ROWS, plain, reading_column, to_pandas
+from securevfl.data.sources.settings import require_different, require_one_role
 from securevfl.data.tables import PartyTable
 
 
@@ -68,9 +73,11 @@ def from_frame(
         DataError: As :func:`securevfl.data.read_table`.
     """
     key = _checked_key(key)
+    named = [column for column in (label, truth) if column is not None]
+    used = [*key, *named, *(features or ())]
+    require_one_role({"key, label, truth or features": used, "exclude": exclude})
     where = f"frame of {name!r}"
     whole = as_pandas(frame, where=where, numbered=ROW in key)
-    special = [column for column in (label, truth) if column is not None]
     roles = ColumnRoles(
         key=tuple(key),
         task="regression",
@@ -91,8 +98,8 @@ def from_frame(
         task=task or ("regression" if label is None else _task_of(whole[label], label)),
         exclude=() if numeric else tuple(key),
     )
-    if features is None and label is None and not set(chosen) - {*key, *special}:
-        raise no_features_error([*key, *special], where=where)
+    if features is None and label is None and not set(chosen) - {*key, *named}:
+        raise no_features_error([*key, *named], where=where)
     table = fit_party_table(whole, roles, settings, name=name, where=where)
     if numeric:
         return table
@@ -135,18 +142,42 @@ def as_pandas(frame: Any, *, where: str, numbered: bool = False) -> pd.DataFrame
     Raises:
         DataError: If it is no frame, or two columns have one name.
     """
+    if hasattr(frame, "to_frame") and not isinstance(frame, pd.DataFrame):
+        frame = frame.to_frame()  # one column of pandas or polars
     if isinstance(frame, pd.DataFrame):
-        named = [level for level in frame.index.names if level is not None]
-        rows = frame.reset_index(level=named) if named else frame
-        names = [str(column) for column in rows.columns]
-        require_different(names, where=where)
-        rows = rows.reset_index(drop=True).set_axis(names, axis="columns")
-        return pd.DataFrame({column: plain(rows[column]) for column in names})
+        index, columns = frame.index, map(str, frame.columns)
+        cells = [
+            (name, frame.iloc[:, place].reset_index(drop=True))
+            for place, name in enumerate(columns)
+        ]
+        levels = [
+            (str(level), pd.Series(index.get_level_values(place)))
+            for place, level in enumerate(index.names)
+            if level is not None
+        ]
+        # ``set_index(drop=False)`` leaves the column where it was.
+        named = [
+            (level, values)
+            for level, values in levels
+            if not any(name == level and values.equals(others) for name, others in cells)
+        ]
+        require_different([name for name, _ in (*named, *cells)], where=where)
+        read = {}
+        try:
+            for name, values in (*named, *cells):
+                with reading_column(name):
+                    read[name] = plain(values)
+        except OSError as error:
+            raise DataError(f"{where}: {error}") from None
+        return pd.DataFrame(read)
     if hasattr(frame, "__arrow_c_stream__"):
         import pyarrow as pa  # an extra, which pandas frames do not need
 
-        rows = to_pandas(pa.table(frame))
-        return pd.DataFrame({column: plain(rows[column]) for column in rows.columns})
+        try:
+            rows = to_pandas(pa.table(frame))
+        except pa.ArrowException as error:
+            raise DataError(f"{where}: is no table that Arrow reads ({error})") from None
+        return as_pandas(rows, where=where)
     if hasattr(frame, "to_pandas"):
         return as_pandas(frame.to_pandas(), where=where)
     rows_in_memory = (read(frame, where=where) for read in FRAMES_OF_ROWS.values())
@@ -159,6 +190,60 @@ def as_pandas(frame: Any, *, where: str, numbered: bool = False) -> pd.DataFrame
     if numbered and ROW not in made:
         made.insert(0, ROW, np.arange(len(made)))
     return as_pandas(made, where=where)
+
+
+def table_path(path: str | Path, inputs: Iterable[Path]) -> Path:
+    """Return the path of a table that :func:`write_frame` can write; see :func:`output_path`.
+
+    Raises:
+        ConfigError: As there, or if a package is missing.
+    """
+    path = files.output_path(path, inputs, endings=(".csv", ".csv.gz", ".parquet"))
+    if path.suffix.lower() == ".parquet":
+        require_extra("pyarrow", use=f"--out {path}:")
+    return path
+
+
+def write_frame(frame: pd.DataFrame, path: Path, *, about: Mapping[str, Any] | None = None) -> None:
+    """Write a result for its user alone: as Parquet or packed CSV if its name says so, else CSV.
+
+    Args:
+        frame: Its columns; the index is left out.
+        path: The file.
+        about: Figures that belong to it: in Parquet's metadata under ``securevfl``, for CSV in
+            ``NAME.json``.
+
+    Raises:
+        StorageError: If it cannot be written.
+    """
+    if path.suffix.lower() == ".parquet":
+        files.write_output(path, _as_parquet(frame, about), for_others=False)
+        return
+    text = frame.to_csv(index=False, lineterminator="\n").encode()
+    packed = path.suffix.lower() == ".gz"
+    files.write_output(path, gzip.compress(text, mtime=0) if packed else text, for_others=False)
+    if about is not None:
+        note = json.dumps(about, indent=2, allow_nan=False) + "\n"
+        files.write_output(path.with_name(f"{path.name}.json"), note, for_others=False)
+
+
+def _as_parquet(frame: pd.DataFrame, about: Mapping[str, Any] | None) -> bytes:
+    import pyarrow as pa  # an extra, as above
+    import pyarrow.parquet as pq
+
+    # Without pandas' own copy of the attributes: what is said stands in one place.
+    bare = frame.copy(deep=False)
+    bare.attrs = {}
+    for name in bare.select_dtypes(object):
+        if pd.api.types.infer_dtype(bare[name]).startswith("mixed"):
+            bare[name] = bare[name].map(str, na_action="ignore")
+    table = pa.Table.from_pandas(bare, preserve_index=False)
+    if about is not None:
+        note = {b"securevfl": json.dumps(about, allow_nan=False).encode()}
+        table = table.replace_schema_metadata({**(table.schema.metadata or {}), **note})
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer)
+    return buffer.getvalue()
 
 
 def library_of(frame: Any) -> str:

@@ -18,7 +18,7 @@ from securevfl.data.columns import OTHER, NumberColumn, WordsColumn
 from securevfl.data.scaling import NOTHING_DECLARED, ColumnSettings
 from securevfl.data.schema import KeyColumn, LabelColumn, TableSchema, first_problem, fit_schema
 from securevfl.data.sources.read import ignore_note, read_frame
-from securevfl.data.sources.settings import AS_IT_IS, Reading, Wanted
+from securevfl.data.sources.settings import AS_IT_IS, Reading, Wanted, require_one_role
 from securevfl.data.tables import Labels, PartyTable
 
 T = TypeVar("T")
@@ -58,19 +58,22 @@ class ColumnRoles:
     keys_are_inputs: bool = False
     """Let models read the key, even if it is an identifier."""
 
+    def __post_init__(self) -> None:
+        label, truth = ([name] if name is not None else [] for name in (self.label, self.truth))
+        require_one_role(
+            {"key": self.key, "label": label, "truth": truth, "features": self.features or ()}
+        )
+
     def features_of(self, frame: pd.DataFrame, *, where: str) -> list[str]:
         """Return the feature columns of a table.
 
         A primary may have none: the model then uses its partners' features alone.
 
         Raises:
-            DataError: If a column is not there or named for two purposes, or none is left over at a
-                secondary.
+            DataError: If a column is not there, or none is left over at a secondary.
         """
         special = self._special
         require_columns(frame, [*special, *(self.features or ()), *self.exclude], where=where)
-        if len(set(special)) < len(special):
-            raise DataError(f"{where}: one column is named for two purposes among {special}")
         if self.features is None:
             unnamed = self.row_numbers_of(frame)
             others = {*special, *self.exclude, *unnamed}
@@ -78,9 +81,6 @@ class ColumnRoles:
             if not chosen and self.label is None:
                 raise no_features_error(special, where=where)
             return chosen
-        if set(self.features) & set(special):
-            both = min(set(self.features) & set(special))
-            raise DataError(f"{where}: {both!r} can't be a feature")
         return list(self.features)
 
     def row_numbers_of(self, frame: pd.DataFrame) -> list[str]:

@@ -222,12 +222,11 @@ def _draw(budget: "Budget", *, path: Path, around: float) -> None:
     import numpy as np
     from matplotlib.figure import Figure
 
-    from securevfl.core.files import write_text
+    from securevfl.core.files import output_path, write_output
     from securevfl.desk.accountants import curves
     from securevfl.desk.report.plots import GREY, svg
 
-    if path.suffix != ".svg":
-        raise ConfigError(f"--plot: the file's name must end in .svg, got {path}")
+    output_path(path, endings=[".svg"], option="--plot")
     multipliers = [float(x) for x in np.geomspace(_LEAST * around, _MOST * around, _POINTS)]
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
@@ -249,7 +248,7 @@ def _draw(budget: "Budget", *, path: Path, around: float) -> None:
     )
     axes.grid(visible=True, which="both", linewidth=0.3)
     axes.legend(fontsize="small")
-    write_text(path, svg(figure), for_others=True)
+    write_output(path, svg(figure))
 
 
 @app.command()

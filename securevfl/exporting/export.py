@@ -575,12 +575,13 @@ def export_run(
             f"which go into none of the formats; use securevfl predict, or serve"
         )
     form.require_installed()
-    exported = []
+    exported, models = [], list(run_folder.glob(f"parties/*/{FOLDER}/*"))
     for name in _parties(config, run_folder, party):
         folder = run_folder / "parties" / name
         part = part_of(config, load_model(folder / FOLDER, config, party=name))
         place = folder / "export" if out is None else out
-        files.require_writable_folder(place, what="folder of --out")
+        for file in (place / f"{name}{form.suffix}", place / f"{name}.json"):
+            files.output_path(file, [*models, run_folder / "federation.toml"])
         exported.append(_write(config, part, form, place))
     return exported
 

@@ -74,15 +74,18 @@ def embeddings(
     """Write the released embeddings of a frozen run as a table; costs nothing."""
     with loading():
         from securevfl.core import files
-        from securevfl.exporting.embeddings import require_writable_name, write_released
+        from securevfl.data.frames import table_path, write_frame
         from securevfl.runtime.released_table import COST, METADATA
-        from securevfl.runtime.trained_run import features
+        from securevfl.runtime.trained_run import trained_run
 
-    require_writable_name(out)
-    files.require_writable_folder(out.parent, what="folder of --out")
-    frame = features(run, own=own, federation=federation, data_root=data_root)
+    trained = trained_run(run, federation=federation, data_root=data_root)
+    read = [*trained.files_read(), *([] if federation is None else [federation])]
+    table_path(out, read)
+    if out.suffix != ".parquet":
+        files.output_path(out.with_name(f"{out.name}.json"), read)
+    frame = trained.features(own=own)
     metadata = frame.attrs[METADATA]
-    write_released(frame, out)
+    write_frame(frame, out, about=metadata)
     numbers = int(metadata["shape"][0] * metadata["shape"][1])
     if as_json:
         summary = {"embeddings": str(out), "rows": len(frame), "released": numbers, **metadata}

@@ -218,7 +218,7 @@ def load_model(folder: Path, config: FederationConfig, *, party: str) -> SavedMo
         raise ConfigError(
             f"model {folder}: there is none; a run keeps it when its training has ended"
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"model {path}: cannot be read ({error})") from None
     try:
         content = strict_json(text, depth=_MOST_LEVELS)

@@ -65,7 +65,7 @@ def link(
 
     keep_freed_memory()
     config = read_federation(federation, only_linkage=True)
-    folder = run_folder_for(config, out)
+    folder = run_folder_for(config, out, reads=[federation])
     with RunProgress(metric="recall") as progress:
         study = link_tables(
             config,
@@ -220,7 +220,7 @@ def advise(
     """
     with loading():
         from securevfl.config.reading import read_federation
-        from securevfl.core.files import write_text
+        from securevfl.core.files import output_path, write_output
         from securevfl.core.shown_progress import bars
         from securevfl.lab.advice import advise as advice_for
         from securevfl.lab.advice import epsilons_from
@@ -230,8 +230,8 @@ def advise(
         raise ConfigError(f"--seeds: must be at least 0, got {seeds}")
     if not 0 <= key_noise < float("inf"):
         raise ConfigError(f"--key-noise: must be a number from 0 on, got {key_noise}")
-    if plot is not None and plot.suffix != ".svg":
-        raise ConfigError(f"--plot: the file's name must end in .svg, got {plot}")
+    if plot is not None:
+        output_path(plot, [federation], endings=[".svg"], option="--plot")
     config = read_federation(federation)
     keep_freed_memory()
     runs, console = seeds * (len(set(epsilons)) + 1), Console(stderr=True)
@@ -259,7 +259,7 @@ def advise(
     if plot is not None:
         from securevfl.lab.study_outputs import advice_plot
 
-        write_text(plot, advice_plot(advice.as_json()), for_others=True)
+        write_output(plot, advice_plot(advice.as_json()))
     if as_json:
         print(json.dumps(advice.as_json(), allow_nan=False))
     else:
@@ -379,9 +379,7 @@ def contribution(
         from securevfl.runtime.run_folder import CONTRIBUTION, read_figures
 
     if plot is not None:
-        if plot.suffix != ".svg":
-            raise ConfigError(f"--plot: the file's name must end in .svg, got {plot}")
-        files.require_writable_folder(plot.parent, what="folder of --plot")
+        files.output_path(plot, endings=[".svg"], option="--plot")
     metric = read_figures(run)["metric"]
     with RunProgress(metric=metric) as progress:
         measured = measure(
@@ -395,7 +393,7 @@ def contribution(
         ).as_json()
     write_report(run)
     if plot is not None:
-        files.write_text(plot, contribution_plot(measured), for_others=True)
+        files.write_output(plot, contribution_plot(measured))
     if as_json:
         print(json.dumps(measured))
         return

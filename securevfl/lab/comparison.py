@@ -37,6 +37,7 @@ from securevfl.lab.pooled_methods import require_fitting
 from securevfl.lab.study_outputs import TableStore, digest_of_tables, tables_for
 from securevfl.models.registry import family_named, require_installed
 from securevfl.models.task_metrics import TaskMetric, metrics_of
+from securevfl.runtime.run_folder import require_own_folder
 from securevfl.runtime.run_options import FederationSource, device_named, resolve_federation
 from securevfl.version import __version__
 
@@ -511,6 +512,7 @@ def compare_and_write(comparison: Comparison, options: StudyOptions) -> dict[str
     Raises:
         SecureVflError: As :func:`compare_methods`.
     """
+    require_own_folder(comparison.config, comparison.folder, resume=True)
     out: list[LeftOut] = []
 
     def note(method: LeftOut) -> None:

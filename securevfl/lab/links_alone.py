@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from securevfl.config.federation import FederationConfig, key_spec, link_spec
-from securevfl.config.rules import require_enough_records
+from securevfl.config.rules import require_enough_records, require_own_files
 from securevfl.config.sections import PartySettings
 from securevfl.core import checks, files
 from securevfl.core.errors import DataError
@@ -27,6 +27,7 @@ from securevfl.linkage.stage.link_cache import CachedLinks, LinkCache, links_to_
 from securevfl.linkage.stage.linkage_parts import protection_of, reveals_of
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import read_keys
+from securevfl.runtime.run_folder import require_own_folder
 from securevfl.runtime.run_options import FederationSource, resolve_federation
 
 Simpler = Literal["exact", "top1sim", "avgsim"]
@@ -271,6 +272,7 @@ def study_links(
         Nothing leaves the process, which holds all tables. Each party's folder gets what that party
         would learn between processes.
     """
+    require_own_files(config, data_root)
     primary = _read(config, config.primary, data_root)
     spec = link_spec(config)
     protection = protection_of(spec)
@@ -441,5 +443,6 @@ def link(
     """
     config, root = resolve_federation(federation, data_root, only_linkage=True)
     with kept_or_temporary(out) as folder:
+        require_own_folder(config, folder)
         files.require_writable_folder(folder)
         return study_links(config, root, folder, estimate=estimate, observe=observe)

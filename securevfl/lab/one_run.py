@@ -840,6 +840,8 @@ class Study:
         tables: Mapping[str, Mapping[str, PartyTable]],
         options: StudyOptions,
     ) -> None:
+        if (folder / "parties").exists():
+            raise ConfigError(f"folder {folder}: is a run's; choose another --out")
         files.require_writable_folder(folder, what="folder")
         self._folder = folder
         self._options = options

@@ -36,6 +36,7 @@ from securevfl.lab.one_run import (
 )
 from securevfl.lab.study_outputs import TableStore
 from securevfl.models.registry import require_installed
+from securevfl.runtime.run_folder import require_own_folder
 from securevfl.runtime.run_options import FederationSource, device_named, resolve_federation
 from securevfl.version import __version__
 
@@ -636,6 +637,7 @@ def sweep_and_write(sweep: Sweep, options: StudyOptions) -> dict[str, Any]:
     Raises:
         SecureVflError: As :func:`securevfl.lab.sweep.train_grid`.
     """
+    require_own_folder(sweep.config, sweep.folder, resume=True)
     results, failed = train_grid(sweep, options)
     figures = summary(sweep, results, left_out=failed)
     figures["folder"] = str(sweep.folder)

@@ -330,9 +330,9 @@ class ChainedFile:
         except OSError as error:
             self._forget()
             raise ConfigError(
-                f"ledger {path}: cannot be made ({error.strerror}); let the table's folder be "
-                f"written, or name a folder that stays for later runs as HOME (on Linux also as "
-                f"XDG_STATE_HOME)"
+                f"ledger {path}: cannot be made ({error.strerror}); it needs a folder that can be "
+                f"written and locked: with the table, or in HOME (on Linux also XDG_STATE_HOME), "
+                f"which later runs need too; of a simulation, the run folder (--out)"
             ) from None
         except BaseException:
             self._forget()

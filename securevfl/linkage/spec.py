@@ -14,6 +14,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from jaxtyping import Bool, Float32
 
+from securevfl.core import files
 from securevfl.core.errors import ConfigError
 from securevfl.core.progress import LinksCounted
 from securevfl.core.waits import Wait
@@ -260,14 +261,12 @@ class LinkageSecret:
             ConfigError: If the file cannot be read or holds something else.
         """
         try:
-            return cls(bytes.fromhex(path.read_text(encoding="ascii").strip()))
+            return cls(bytes.fromhex(files.read_text(path).strip()))
         except OSError as error:
             raise ConfigError(
                 f"linkage secret {path}: {error.strerror}; one of the data parties makes it "
                 f"(openssl rand -hex 32 > {SECRET_FILE}), and each saves a copy in its --data-root"
             ) from None
-        except UnicodeDecodeError:
-            raise ConfigError(f"linkage secret {path}: must be hexadecimal digits") from None
         except ConfigError:
             raise
         except ValueError:

@@ -23,7 +23,12 @@ from securevfl.federation.base import require_estimator
 from securevfl.ledger.ledger_file import lines_of_run
 from securevfl.models.task_metrics import metrics_of
 from securevfl.runtime import handing_over, launching
-from securevfl.runtime.run_folder import TemporaryFolder, read_figures, read_history
+from securevfl.runtime.run_folder import (
+    TemporaryFolder,
+    read_figures,
+    read_history,
+    require_own_folder,
+)
 from securevfl.runtime.run_options import RunOptions, device_named, warnings_about
 from securevfl.runtime.run_settings import RunSettings, estimators_of, resolve_run
 from securevfl.runtime.run_tables import read_tables
@@ -247,6 +252,8 @@ def _started(
             watching.insert(0, shown.enter_context(RunProgress(metric=metric)))
         else:
             watching.insert(0, log_event)
+        if out is not None:
+            require_own_folder(config, Path(out), resume=resume)
         place: Path | TemporaryFolder = Path(out) if out is not None else TemporaryFolder()
         if isinstance(place, TemporaryFolder):
             unfinished.callback(place.remove)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from securevfl.config.disclosure import require_covered_channels
 from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import parse_federation
-from securevfl.config.rules import require_helpers
+from securevfl.config.rules import require_helpers, require_own_files
 from securevfl.config.sections import parse_address
 from securevfl.core import errors, files, progress
 from securevfl.core.formatting import toml_text
@@ -356,6 +356,7 @@ def _run_parties(
     primary = config.primary.name
     outcome: dict[str, Any] = {}
     again = StartAgain(config, run_folder, options.observe)
+    require_own_files(config, options.data_root)
 
     def on_event(name: str, report: Mapping[str, Any]) -> None:
         if name == primary and report.get("event") == OUTCOME_EVENT:

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from securevfl.core import files
+from securevfl.core.errors import ConfigError
 from securevfl.core.formatting import Summarised
 from securevfl.data.scaling import LabelScaler
 from securevfl.models.alone.choice import Used
@@ -96,13 +96,13 @@ class Predictions(Summarised):
         )
 
     def frame(self) -> Any:
-        """Return a table of the library of the rows: ``row``, ``prediction``, and probabilities.
+        """Return a table of the library of the rows: their names, ``prediction``, probabilities.
 
         A multiclass task has ``probability_CLASS`` for each class, a binary task for the positive
         one, which is the second of ``classes``; a regression has none. Where secondaries were
         absent, ``without`` names them.
         """
-        columns = {name: list(cells) for name, cells in self._columns().items()}
+        columns = {name: list(cells) for name, cells in self._columns()}
         if self.library == "polars":
             import polars
 
@@ -113,26 +113,24 @@ class Predictions(Summarised):
             return pyarrow.table(columns)
         return self._as_pandas()
 
-    def _columns(self) -> dict[str, Sequence[Any] | np.ndarray]:
-        columns: dict[str, Any] = {self.row_name: list(self.rows), "prediction": self.values}
-        if self.probabilities is not None and self.classes is not None:
-            if len(self.classes) == 2:
-                columns[f"probability_{self.classes[1]}"] = self.probabilities[:, 1]
-            else:
-                columns |= {
-                    f"probability_{name}": self.probabilities[:, number]
-                    for number, name in enumerate(self.classes)
-                }
+    def _columns(self) -> list[tuple[str, Sequence[Any] | np.ndarray]]:
+        names = probability_columns(self.classes)
+        columns: list[tuple[str, Any]] = [
+            (self.row_name, list(self.rows)),
+            ("prediction", self.values),
+        ]
+        if self.probabilities is not None:
+            columns += zip(names, self.probabilities.T[-len(names) :], strict=True)
         if self.without:
-            columns["without"] = [" ".join(self.without)] * len(self)
+            columns.append(("without", [" ".join(self.without)] * len(self)))
         if self.notes is not None:
-            columns["note"] = list(self.notes)
+            columns.append(("note", list(self.notes)))
         return columns
 
     def _as_pandas(self) -> "pd.DataFrame":
         import pandas as pd  # slow to load; most processes that know this class make no table
 
-        return pd.DataFrame(self._columns())
+        return pd.DataFrame(dict(self._columns()))
 
     def metadata(self) -> dict[str, Any]:
         """Return what another process needs in addition to the file to read them back."""
@@ -146,12 +144,35 @@ class Predictions(Summarised):
         }
 
     def write(self, path: Path) -> None:
-        """Write them as CSV, for this user alone; numbers come back as they are.
+        """Write them for this user alone; numbers come back as they are.
+
+        Args:
+            path: The file: CSV, packed where its name ends in ``.csv.gz``, or ``.parquet``.
 
         Raises:
             StorageError: If the disk takes no more.
         """
-        files.write_text(path, self._as_pandas().to_csv(index=False, lineterminator="\n"))
+        from securevfl.data.frames import write_frame  # as above
+
+        write_frame(self._as_pandas(), path)
+
+
+def probability_columns(classes: Sequence[Any] | None) -> list[str]:
+    """Return the headings of probabilities; of two classes, the second one's alone."""
+    shown = list(classes or ())
+    return [f"probability_{name}" for name in (shown[1:] if len(shown) == 2 else shown)]
+
+
+def require_free_name(id_column: str, classes: Sequence[Any] | None) -> None:
+    """Refuse a column that names rows and is called as a column of their predictions.
+
+    Raises:
+        ConfigError: Naming it.
+    """
+    if id_column in ("prediction", *probability_columns(classes), "without", "note"):
+        raise ConfigError(
+            f"--id {id_column}: predictions have a column of that name themselves; rename yours"
+        )
 
 
 def predictions_of(
@@ -196,26 +217,26 @@ def predictions_of(
     )
 
 
-def read_predictions(path: Path, metadata: Mapping[str, Any]) -> Predictions:
+def read_predictions(
+    path: Path, metadata: Mapping[str, Any], *, rows: Sequence[Any] | None
+) -> Predictions:
     """Return predictions that another process has written.
 
     Args:
         path: Its file.
+        rows: The name of each row; None: their numbers from 1 on.
         metadata: What it has sent in addition: ``classes``, ``row_name``, ``metrics``, ``epsilon``
             and ``used``.
     """
     import pandas as pd  # as above
 
-    name = metadata["row_name"]
     # As text: Python's own reading of a number gives back the one that was written.
     frame = pd.read_csv(path, dtype=str, keep_default_na=False)
     classes = None if metadata["classes"] is None else tuple(metadata["classes"])
     probabilities = None
-    if classes is not None and len(classes) == 2:
-        second = _numbers(frame[f"probability_{classes[1]}"])
-        probabilities = np.stack([1 - second, second], axis=1)
-    elif classes is not None:
-        columns = [_numbers(frame[f"probability_{label}"]) for label in classes]
+    if classes is not None:
+        columns = [_numbers(frame[name]) for name in probability_columns(classes)]
+        columns = [1 - columns[0], *columns] if len(classes) == 2 else columns
         probabilities = np.stack(columns, axis=1)
     if classes is None:
         values = _numbers(frame["prediction"])
@@ -223,11 +244,11 @@ def read_predictions(path: Path, metadata: Mapping[str, Any]) -> Predictions:
         by_text = {str(label): label for label in classes}
         values = np.array([by_text[text] for text in frame["prediction"]], dtype=object)
     return Predictions(
-        rows=[int(row) for row in frame[name]] if name == "row" else frame[name].tolist(),
+        rows=range(1, len(frame) + 1) if rows is None else rows,
         values=values,
         probabilities=probabilities,
         classes=classes,
-        row_name=name,
+        row_name=metadata["row_name"],
         notes=frame["note"].tolist() if "note" in frame else None,
         metrics=metadata["metrics"],
         epsilon=metadata["epsilon"],

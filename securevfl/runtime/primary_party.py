@@ -551,7 +551,6 @@ def predict_once(party: PartySession) -> Predictions:
     job, config, asked = party.job, party.config, party.job.prediction
     if asked is None:
         raise ConfigError("--serve: the primary asks; run securevfl predict RUN --identity DIR")
-    files.require_writable_folder(asked.out.parent, what="folder of --out")
     model = load_model(job.folder / FOLDER, config, party=job.name)
     try:
         with predicting(party, model, without=asked.without) as session:

@@ -413,6 +413,20 @@ _AS_PUBLISHED_NOTE = (
 )
 
 
+_WRITTEN: Final = (
+    *("federation.toml", "metrics.json", "history.csv", "predictions.csv", "report.html"),
+    *("links.json", "explanation.json", "identities.json", "similarities.svg"),
+)
+"""Names of a run's files."""
+
+_OF_STUDIES: Final = ("links.json", "comparison.json", "sweep.json")
+
+_FINISHED: Final = (
+    *("metrics.json", "comparison.json", "sweep.json"),
+    "parties/*/result.json",
+)
+"""Files that only a finished run, program or study has."""
+
 _COUNTS = ("epoch", "bytes")
 HISTORY_FIELDS = ("epoch", "loss", "train", "validation", "seconds", "epsilon", "bytes")
 
@@ -480,19 +494,78 @@ def write_federation(run_folder: Path, config: FederationConfig) -> None:
     files.write_text(run_folder / "federation.toml", toml_text(config.source), for_others=True)
 
 
-def run_folder_for(config: FederationConfig, out: Path | None, *, resume: bool = False) -> Path:
+def run_folder_for(
+    config: FederationConfig,
+    out: Path | None,
+    *,
+    reads: Iterable[Path] = (),
+    resume: bool = False,
+    may_begin: bool = False,
+) -> Path:
     """Return the run folder: the one that was asked for, or a new one under ``runs/``.
 
+    Args:
+        config: The federation file.
+        out: The folder; None: a new one.
+        reads: Files that the command reads.
+        resume: Whether the run in the folder goes on.
+        may_begin: Whether it begins if there is none.
+
     Raises:
-        ConfigError: If a run should be resumed, and there is none.
+        ConfigError: If a run should be resumed, and there is none; or as
+            :func:`require_own_folder`.
     """
     if resume and out is None:
         raise ConfigError("--resume: needs --out RUN, the folder of the run that should go on")
-    if resume and out is not None and not (out / "parties").is_dir():
+    if resume and out is not None and not (may_begin or (out / "parties").is_dir()):
         raise ConfigError(f"run folder {out}: holds no run to go on with; run without --resume")
     if out is not None:
+        require_own_folder(config, out, reads=reads, resume=resume)
         return out
     return Path("runs") / f"{config.federation.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def require_own_folder(
+    config: FederationConfig, folder: Path, *, reads: Iterable[Path] = (), resume: bool = False
+) -> None:
+    """Refuse a folder with files of another run, or with files that the run reads.
+
+    A party that has begun a run refuses another one itself; of one that failed before it released
+    anything, the folder may be used again.
+
+    Args:
+        config: The federation file of the run.
+        folder: Its folder, which need not exist.
+        reads: Files that it reads.
+        resume: Whether what is there goes on.
+
+    Raises:
+        ConfigError: Naming what is there.
+    """
+    for name in () if resume else _WRITTEN:
+        if (folder / name).exists():
+            files.output_path(folder / name, reads)
+    own = {party.name for party in config.parties}
+    there = [path.name for path in folder.glob("parties/*") if path.name not in own]
+    there += [] if resume else [name for name in _FINISHED if any(folder.glob(name))]
+    if not there and _federation_in(folder) in (None, config.federation.name):
+        return
+    what = f"parties/{there[0]}" if there and there[0] not in _FINISHED else (*there, "files")[0]
+    raise ConfigError(
+        f"run folder {folder}: holds a run already ({what}), and a folder is one run's; choose "
+        f"another --out, or go on with --resume"
+    )
+
+
+def _federation_in(folder: Path) -> str | None:
+    """Return the name of the federation whose files are in a folder; None if nothing says it."""
+    try:
+        return str(files.read_toml(folder / "federation.toml")["federation"]["name"])
+    except (FileNotFoundError, NotADirectoryError):
+        figures = next(filter(Path.exists, (folder / name for name in _OF_STUDIES)), None)
+        return None if figures is None else str(files.read_json(figures).get("federation"))
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
 
 
 def federation_of_run(run_folder: Path, federation: Path | None) -> FederationConfig:

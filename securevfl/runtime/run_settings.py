@@ -329,6 +329,8 @@ def tables_of_frames(
         )
     frames = {_PRIMARY: primary, **named}
     _require_by_party(settings, frames)
+    if len({id(frame) for frame in frames.values()}) < len(frames):
+        raise ConfigError("secondaries: two parties have one frame; each party needs its own")
     return [
         from_frame(
             frame,

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from securevfl.config.federation import FederationConfig, key_spec
+from securevfl.config.rules import require_own_files
 from securevfl.config.sections import PartySettings
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.progress import Observer, Warned, unheard
@@ -21,6 +22,7 @@ from securevfl.data.tables import PartyTable
 from securevfl.federation.saved_model import SavedModel
 from securevfl.linkage.stage.party_keys import keys_of_frame
 from securevfl.runtime.prediction_session import NamedRows
+from securevfl.runtime.predictions import require_free_name
 
 
 def read_party(
@@ -192,8 +194,10 @@ def read_tables(
     """Read every party's table, as only a simulation may; see :func:`read_party`.
 
     Raises:
+        ConfigError: If two parties have one table.
         DataError: As :func:`securevfl.data.party_tables.read_table`.
     """
+    require_own_files(config, data_root)
     return {
         party.name: read_party(config, party, data_root, observe) for party in config.table_parties
     }
@@ -269,6 +273,8 @@ def rows_of_frame(
         DataError: If its columns are not those of training.
     """
     keys, party = key_spec(config), config.primary
+    if id_column is not None:
+        require_free_name(id_column, model.primary_part.classes)
     if id_column is not None and id_column not in frame.columns:
         raise DataError(f"{where}: has no column {id_column!r}, which is to name the rows")
     linkable = np.ones(len(frame), dtype=np.bool_)

@@ -12,9 +12,10 @@ import pandas as pd
 import torch
 
 from securevfl.config.sections import PartySettings
-from securevfl.core.errors import ConfigError, NoRowsError
+from securevfl.core.errors import ConfigError, DataError, NoRowsError
 from securevfl.core.progress import Observer, Warned, unheard
-from securevfl.data.frames import as_pandas, library_of
+from securevfl.data.frames import as_pandas, library_of, table_path
+from securevfl.data.sources.settings import file_behind
 from securevfl.data.tables import PartyTable
 from securevfl.federation.saved_model import SavedModel
 from securevfl.federation.session.membership import absent_names, active_without
@@ -108,7 +109,7 @@ class TrainedRun(SavedRun):
         run_options.require_known(request, RequestSettings)
         id_column, without = request.get("id_column"), request.get("without", ())
         observe, path = request.get("observe", unheard), request.get("out")
-        out = None if path is None else Path(path)
+        out = None if path is None else table_path(path, self.files_read(rows))
         active = active_without(self.config, without)
         # Before any party is started or waited for: most mistakes are in these rows.
         try:
@@ -142,10 +143,10 @@ class TrainedRun(SavedRun):
                 else self.session(observe, without=absent)
             ) as session:
                 predictions = session.ask(named, observe=observe)
-            if out is not None:
-                predictions.write(out)
         else:
-            predictions = self._ask_primary(named, way, absent, out, observe)
+            predictions = self._ask_primary(named, way, absent, observe)
+        if out is not None:
+            predictions.write(out)
         return replace(
             predictions,
             measured_without=measured,
@@ -220,7 +221,6 @@ class TrainedRun(SavedRun):
         named: prediction_session.NamedRows,
         way: Way,
         absent: tuple[str, ...],
-        out: Path | None,
         observe: Observer,
     ) -> Predictions:
         """Have the primary's own process ask the other parties."""
@@ -228,19 +228,27 @@ class TrainedRun(SavedRun):
 
         with tempfile.TemporaryDirectory(prefix="securevfl-") as temporary:
             prediction = run_options.PredictionJob(
-                named=named, out=(out or Path(temporary) / FILE).resolve(), without=absent
+                named=named, out=Path(temporary) / FILE, without=absent
             )
             if way == "processes":
                 metadata = predict_in_processes(
                     self.config, self.options(observe), prediction, tables=self.tables or {}
                 )
-                predictions = read_predictions(prediction.out, metadata)
-            else:
-                outcome = run_party(self.primary_job(observe, prediction))
-                assert isinstance(outcome, Predictions), "a primary that serves returns predictions"
-                predictions = outcome
-        # As the frame has them: a file holds texts alone.
-        return predictions if named.names is None else replace(predictions, rows=named.names)
+                # Names as the frame has them: a file holds texts alone.
+                return read_predictions(prediction.out, metadata, rows=named.names)
+            outcome = run_party(self.primary_job(observe, prediction))
+            assert isinstance(outcome, Predictions), "a primary that serves returns predictions"
+            return outcome
+
+    def files_read(self, rows: Any = None) -> Iterator[Path]:
+        """Yield the files that a request for predictions of rows, or for releases, may read."""
+        tables = [self.data_root / party.data for party in self.config.table_parties]
+        for path in [Path(rows), *tables] if isinstance(rows, str | Path) else tables:
+            yield path
+            with contextlib.suppress(OSError, DataError):
+                yield file_behind(path)
+        yield from (self.folder / "federation.toml", self.folder / "metrics.json")
+        yield from (self.folder / "parties").rglob("*")
 
     def name_rows(self, rows: Any, *, id_column: str | None = None) -> prediction_session.NamedRows:
         """Return new rows as the model takes them.

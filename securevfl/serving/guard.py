@@ -119,15 +119,15 @@ def token_of(path: Path | None, *, folder: Path) -> Token:
         StorageError: If a new one cannot be written.
     """
     if path is None and os.environ.get(VARIABLE):
-        return _check_token(os.environ[VARIABLE], source=f"the variable {VARIABLE}")
+        return _check_token(os.environ[VARIABLE].strip(), source=f"the variable {VARIABLE}")
     place = folder / FILE if path is None else path
     if path is None and not place.exists():
         fresh = secrets.token_urlsafe(_FRESH_BYTES)
         files.write_text(place, f"{fresh}\n")
         return _check_token(fresh, source=f"{place} (made now)")
     try:
-        mode, text = place.stat().st_mode, place.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        mode, text = place.stat().st_mode, files.read_text(place)
+    except (OSError, ValueError) as error:
         raise ConfigError(f"--token-file {place}: cannot be read ({error})") from None
     if os.name == "posix" and mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise ConfigError(f"--token-file {place}: others can read it; run chmod 600 {place}")

@@ -37,6 +37,9 @@ _SEP_LINE: Final = re.compile(r'"?sep=(?P<mark>.)"?', re.IGNORECASE)
 _SAMPLE: Final = 1000
 _SHOWN: Final = 60
 
+LINES_TO_HEADER: Final = 60
+"""Lines that a table's header is looked for in."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dialect:
@@ -51,6 +54,8 @@ class Dialect:
     """Columns in the order of the file."""
     skips_first: bool
     """True if the first line is the header, not a row."""
+    skips_blanks: bool
+    """True if blanks stand between separators and quotes: ``"a", "b"``."""
     gaps: Mapping[str, str]
     """Word that counts as empty, by column that holds other words too in the first lines."""
     notice: str | None
@@ -100,7 +105,7 @@ def dialect_of(
     if reading.header is None:
         first = next(filter(str.strip, text.split("\n")))
         lines = [line + skipped for line in lines]
-        _require_header_first(rows, lines, first, needed, where=where)
+        require_header_first(rows, lines, first, needed, where=where)
     names, skips_first = _header(rows, reading, separator, where=where, needed=needed)
     cells = rows[1:] if skips_first else rows
     columns = {
@@ -126,6 +131,7 @@ def dialect_of(
         skipped=skipped,
         names=names,
         skips_first=skips_first,
+        skips_blanks=_has_blanks_before_quotes(text, separator),
         gaps={} if reading.empty is not None else _gaps(columns),
         notice=notice if known else None,
     )
@@ -182,7 +188,8 @@ def _rows(text: str, separator: str, *, whole: bool) -> tuple[list[list[str]], l
     """Return the first rows that are not blank, and the line on which each begins, from 1 on."""
     rows: list[list[str]] = []
     lines: list[int] = []
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
+    blanks = _has_blanks_before_quotes(text, separator)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, skipinitialspace=blanks)
     begins = 1
     try:
         for row in reader:
@@ -195,6 +202,17 @@ def _rows(text: str, separator: str, *, whole: bool) -> tuple[list[list[str]], l
     except csv.Error:
         pass  # a cell of more than 128 KiB; pandas says what it thinks of it
     return (rows if whole or len(rows) < 2 else rows[:-1]), lines
+
+
+def _has_blanks_before_quotes(text: str, separator: str) -> bool:
+    """Return whether some cell's quotes stand behind blanks, where they'd be a part of the cell."""
+    if not re.search(rf'(?:^|{re.escape(separator)}) +"', text, re.MULTILINE):
+        return False
+    with contextlib.suppress(csv.Error):
+        for row in csv.reader(io.StringIO(text, newline=""), delimiter=separator):
+            if any(cell[:1] == " " and cell.lstrip(" ")[:1] == '"' for cell in row):
+                return True
+    return False
 
 
 def _separator(text: str, whole: bool, path: Path, *, where: str, names: int) -> str:
@@ -242,13 +260,14 @@ def _usual_width(rows: Sequence[Sequence[str]]) -> int:
     return width if 2 * count > len(rows) - 1 else 0
 
 
-def _require_header_first(
+def require_header_first(
     rows: Sequence[Sequence[str]],
     lines: Sequence[int],
     first: str,
     needed: Collection[str],
     *,
     where: str,
+    line: str = "line",
 ) -> None:
     """Refuse a file whose first line is a title, or a header that lacks names.
 
@@ -258,18 +277,19 @@ def _require_header_first(
         first: The first line as it stands.
         needed: Columns that the header should have.
         where: Name of the table in messages.
+        line: What the file calls a line.
 
     Raises:
         DataError: Naming that line, and what to write.
     """
     shown = first if len(first) <= _SHOWN else first[:_SHOWN] + "…"
     names = set(needed)
-    for place, row in enumerate(rows[:_SHOWN] if names else ()):
+    for place, row in enumerate(rows[:LINES_TO_HEADER] if names else ()):
         if names <= {cell.strip() for cell in row}:
             if place == 0:
                 break
             raise DataError(
-                f"{where}: can't be read: line {lines[0]}, {shown!r}, is no header, and line "
+                f"{where}: can't be read: {line} {lines[0]}, {shown!r}, is no header, and {line} "
                 f"{lines[place]} is one; write {reading_entry(skip_lines=lines[place] - 1)}"
             )
     width = _usual_width(rows)
@@ -280,12 +300,12 @@ def _require_header_first(
     todo = f"give each of the {width} columns a name in the header"
     if not any(map(is_number, rows[place])):
         todo = (
-            f"if line {lines[place]} is the header, write "
+            f"if {line} {lines[place]} is the header, write "
             f"{reading_entry(skip_lines=lines[place] - 1)}; else {todo}"
         )
     raise DataError(
-        f"{where}: can't be read: line {lines[0]}, {shown!r}, has {count}, and most "
-        f"lines after it have {width}; {todo}"
+        f"{where}: can't be read: {line} {lines[0]}, {shown!r}, has {count}, and most "
+        f"{line}s after it have {width}; {todo}"
     )
 
 

@@ -7,6 +7,7 @@ The columns of every source become one of few kinds: whole numbers (``int64`` or
 
 import re
 from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 import numpy as np
 import pandas as pd
 
-from securevfl.core.errors import ConfigError, missing_extra
+from securevfl.core.errors import ConfigError, SecureVflError, missing_extra
 from securevfl.core.stages import Parts
 from securevfl.data.sources.settings import Reading, Wanted
 
@@ -32,6 +33,7 @@ if int(pd.__version__.partition(".")[0]) < 3:
 
 _FLOAT32_MAX: Final = float(np.finfo(np.float32).max)
 _INT32: Final = np.iinfo(np.int32)
+_REASON: Final = 200
 
 
 class Pieces:
@@ -51,9 +53,10 @@ class Pieces:
     def add(self, piece: pd.DataFrame) -> None:
         """Add the next rows; every piece has the same columns."""
         for name in piece.columns:
-            values = plain(piece[name].reset_index(drop=True))
-            if self._exact is not None and name not in self._exact:
-                values = _narrow(values)
+            with reading_column(name):
+                values = plain(piece[name].reset_index(drop=True))
+                if self._exact is not None and name not in self._exact:
+                    values = _narrow(values)
             self._columns.setdefault(name, []).append(values)
             self._kinds.setdefault(name, set()).add(_kind(values))
 
@@ -75,11 +78,36 @@ class Pieces:
         return pd.DataFrame(made, copy=False)
 
 
+@contextmanager
+def reading_column(name: str) -> Iterator[None]:
+    """Name the column in whatever a reader of its cells raises.
+
+    Raises:
+        OSError: As readers of files raise it, in place of any other exception.
+    """
+    try:
+        yield
+    except (SecureVflError, MemoryError):
+        raise
+    except Exception as error:  # noqa: BLE001 - libraries raise what they like for their own types
+        reason = " ".join(str(error).split())[:_REASON]
+        raise OSError(
+            f"column {name!r} is of a kind that is not known ({type(error).__name__}: {reason}); "
+            f"exclude it, or make it numbers, dates or texts"
+        ) from None
+
+
 def plain(values: "pd.Series[Any]") -> "pd.Series[Any]":
     """Return a column as one of the kinds above: without gaps, of numpy's types."""
     kind: Any = values.dtype
+    if isinstance(kind, pd.SparseDtype):
+        values = pd.Series(np.asarray(values.array), values.index)
+        kind = values.dtype
     if isinstance(kind, pd.ArrowDtype):
-        values = values.convert_dtypes(dtype_backend="numpy_nullable")
+        import pyarrow as pa
+
+        column = to_pandas(pa.table({"": pa.array(values.array)}))[""]
+        values = column.set_axis(values.index)
         kind = values.dtype
     if isinstance(kind, pd.StringDtype):
         return values.astype("str")
@@ -192,7 +220,7 @@ def read_columnar(path: Path, wanted: Wanted, *, where: str) -> pd.DataFrame:
 def _unreadable(error: Exception) -> Exception:
     if (lacks := missing_extra(error)) is not None:
         return lacks
-    if isinstance(error, OSError) and error.strerror:
+    if isinstance(error, OSError):
         return error
     return OSError(f"{type(error).__name__}: {error}")
 

@@ -5,11 +5,8 @@ setting.
 """
 
 import io
-import lzma
 import re
 import warnings
-import zipfile
-import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +14,7 @@ from typing import Any, Final
 
 import pandas as pd
 
-from securevfl.core.errors import DataError
+from securevfl.core.errors import DataError, SecureVflError, missing_extra
 from securevfl.data.cells import read_numbers, row_text
 from securevfl.data.sources import settings
 from securevfl.data.sources.dialects import (
@@ -36,17 +33,6 @@ EVERYTHING: Final = settings.Wanted()
 
 _TEXT_FILE: Final = "text file"
 _TEXT_SETTINGS: Final = ("separator", "decimal", "thousands", "encoding", *IN_ROWS)
-_READ_ERRORS: Final = (
-    OSError,
-    EOFError,
-    UnicodeDecodeError,
-    zlib.error,
-    lzma.LZMAError,
-    zipfile.BadZipFile,
-    NotImplementedError,  # an archive's compression
-    RuntimeError,  # an archive with a password
-    pd.errors.EmptyDataError,
-)
 
 
 def ignore_note(_text: str) -> None:
@@ -91,7 +77,11 @@ def read_frame(
                 return server.read(path, source, wanted, where=where)
             path, reading = settings.file_named(path, source.file), source.reading
         return _read_file(path, reading, wanted, where=where, notice=notice)
-    except _READ_ERRORS as error:
+    except (SecureVflError, MemoryError):
+        raise
+    except Exception as error:  # noqa: BLE001 - readers trust a file's own description
+        if (lacks := missing_extra(error)) is not None:
+            raise lacks from None
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         reason = " ".join(reason.split()) or type(error).__name__
         raise DataError(f"{where}: can't be read: {reason}") from None
@@ -284,6 +274,7 @@ def _pieces(
         "names": list(dialect.names),
         "dtype": dict(types),
         "index_col": False,
+        "skipinitialspace": dialect.skips_blanks,
         "na_values": empty,
         "keep_default_na": False,
         "low_memory": False,

@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import difflib
 import encodings
+import os
 import pkgutil
 import re
 import shlex
@@ -17,7 +18,7 @@ from typing import Any, ClassVar, Final, Literal
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.core.files import MOST_OF_SETTINGS, read_text
+from securevfl.core.files import read_toml
 from securevfl.core.formatting import toml_value
 from securevfl.core.settings import read_settings
 
@@ -90,6 +91,26 @@ def require_different(names: Sequence[str], *, where: str) -> None:
     """
     if (twice := first_repeated(names)) is not None:
         raise DataError(f"{where}: two columns are called {twice!r}; rename one")
+
+
+def require_one_role(roles: Mapping[str, Iterable[str]], *, where: str = "") -> None:
+    """Check that no column has two roles: a label in a key is shown to whoever sees the key.
+
+    Args:
+        roles: Columns by setting.
+        where: Begin of the message.
+
+    Raises:
+        ConfigError: Naming the column and both settings.
+    """
+    taken: dict[str, str] = {}
+    for role, columns in roles.items():
+        for column in columns:
+            if taken.setdefault(column, role) != role:
+                raise ConfigError(
+                    f"{where}{role}: {column!r} is named in {taken[column]} too; one column has "
+                    f"one role"
+                )
 
 
 def require_names(
@@ -244,6 +265,8 @@ class Source(OwnReading):
         OwnReading.__post_init__(self)
         if (self.file is None) == (self.url is None):
             raise ConfigError("file: must be given, or url instead")
+        if self.file is not None:
+            checks.no_control_characters(file=self.file)
         if self.password_env is not None:
             if self.url is None:
                 raise ConfigError("password_env: goes with url alone")
@@ -301,6 +324,31 @@ def as_options(message: str) -> str:
     return f"{rewritten} (or into a NAME{SOURCE_SUFFIX} that names the file)" if count else message
 
 
+def require_own_tables(tables: Iterable[tuple[str, Path, Reading]]) -> None:
+    """Check that no two parties have one table: labels would be their partner's columns.
+
+    Args:
+        tables: Each party's name, its path and how it is read.
+
+    Raises:
+        ConfigError: Naming the two.
+    """
+    owners: dict[object, str] = {}
+    for name, path, reading in tables:
+        url = None
+        with contextlib.suppress(OSError, DataError):
+            if is_source_file(path):
+                source = read_source(path, where="")
+                path, reading, url = file_behind(path), source.reading, source.url
+        place = url or os.path.realpath(path)
+        table = (place, reading.table, getattr(reading, "query", None))
+        if (other := owners.setdefault(table, name)) != name:
+            raise ConfigError(
+                f"party.data: {other!r} and {name!r} have one table, {path}; each party needs its "
+                f"own"
+            )
+
+
 SOURCE_SUFFIX: Final = ".source.toml"
 """Suffix of files that name the location of a table; each stays with its party."""
 
@@ -318,11 +366,9 @@ def read_source(path: Path, *, where: str) -> Source:
         DataError: If it is no TOML, or a setting is wrong. Values are not shown.
     """
     try:
-        table = tomllib.loads(read_text(path, most=MOST_OF_SETTINGS))
-    except ValueError as error:  # a number of thousands of digits is no TOMLDecodeError
-        raise DataError(f"{where}: is not TOML: {error}") from None
-    except RecursionError:
-        raise DataError(f"{where}: is nested too deeply to be settings") from None
+        table = read_toml(path)
+    except ValueError as error:
+        raise DataError(f"{where}: {error}") from None
     try:
         return read_settings(Source, table, where="source")
     except ConfigError as error:

@@ -327,7 +327,7 @@ def write_report(run: Path, config: FederationConfig | None = None) -> Path:
         figures=figures,
         learned=_model_sections(run, metrics),
         keys_in_clear=keys_in_clear(config.linkage.protection, config.primary.key),
-        federation=path.read_text(encoding="utf-8"),
+        federation=files.read_text(path),
     )
     path = run / "report.html"
     files.write_text(path, page, for_others=True)

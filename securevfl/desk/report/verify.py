@@ -26,8 +26,8 @@ class Finding:
     """Result of one check."""
 
     check: str
-    """Name of the check: ``chain``, ``signatures``, ``heads``, ``end``, ``checkpoints``,
-    ``records`` or ``figures``."""
+    """Name of the check: ``folder``, ``chain``, ``signatures``, ``heads``, ``end``,
+    ``checkpoints``, ``records`` or ``figures``."""
     party: str
     """Party whose ledger was checked."""
     good: bool | None
@@ -91,6 +91,7 @@ def verify_run(folder: Path) -> list[Finding]:
         _read_ledgers(evidence, party.name)
     if all(finding.good is None for finding in evidence.findings):
         raise ConfigError(f"run folder {folder}: no party's ledger is at hand; nothing to check")
+    _check_folder(evidence)
     _check_signatures(evidence)
     for file in evidence.files:
         _check_heads(evidence, file)
@@ -153,6 +154,30 @@ def _read_ledgers(evidence: _Evidence, party: str) -> None:
             evidence.note("chain", party, False, text)
     if whole:
         evidence.note("chain", party, True, whole)
+
+
+def _check_folder(evidence: _Evidence) -> None:
+    """Check that federation file, figures and ledgers are of one run."""
+    config, metrics = evidence.config, evidence.metrics or {}
+    own = {party.name for party in config.parties}
+    wrong = [
+        (path.name, "is no party of federation.toml")
+        for path in sorted(evidence.folder.glob("parties/*"))
+        if path.name not in own
+    ]
+    run = metrics.get("run")
+    if metrics.get("federation", config.federation.name) != config.federation.name:
+        wrong.append((config.primary.name, "metrics.json is of another federation"))
+    if None not in (run, evidence.run) and run != evidence.run:
+        wrong.append((config.primary.name, f"metrics.json is of run {run}, not {evidence.run}"))
+    for file in evidence.files if run is not None else ():
+        opened = [e for e in file.entries if e["kind"] == "open" and e["run"] == run]
+        if not opened:
+            wrong.append((file.party, f"its ledger has no run {run}, which metrics.json is of"))
+        elif any(entry["settings"] != config.settings_digest for entry in opened):
+            wrong.append((file.party, "its ledger has the run under other settings"))
+    for party, text in wrong:
+        evidence.note("folder", party, False, f"{text}: files of several runs")
 
 
 def _check_signatures(evidence: _Evidence) -> None:

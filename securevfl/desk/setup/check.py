@@ -13,7 +13,7 @@ import torch
 
 from securevfl.config.disclosure import channels
 from securevfl.config.federation import FederationConfig, link_spec
-from securevfl.config.rules import require_helpers
+from securevfl.config.rules import require_helpers, require_own_files
 from securevfl.config.sections import PartySettings
 from securevfl.core.errors import ConfigError, SecureVflError
 from securevfl.core.formatting import finite_or_none
@@ -571,6 +571,11 @@ def check_federation(
         if not parties and (collected.config is not None or known):
             raise ConfigError(f"--name {name}: is no party of {path}, which has {known}")
     unsure = _what_is_unsure(collected.mended)
+    if name is None and collected.config is not None:
+        try:
+            require_own_files(collected.config, data_root or path.parent)
+        except ConfigError as error:
+            check.problems.append(str(error))
     for party in parties:
         if party.is_helper or not party.data:
             continue

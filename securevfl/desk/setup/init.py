@@ -24,6 +24,7 @@ from securevfl.data.sources.settings import (
     Wanted,
     as_options,
     is_source_file,
+    require_own_tables,
 )
 from securevfl.data.tables import KeyTable, default_validation_fraction
 from securevfl.desk.setup import check, proposed_columns, proposed_keys
@@ -419,6 +420,11 @@ def propose_file(
         else look_at(path, declared=declared, root=root)
         for path in (primary, *secondaries, *lists)
     ]
+    require_own_tables(
+        (table.name, root / table.data, table.reading)
+        for table, path in zip(tables, (primary, *secondaries), strict=False)
+        if path.suffix != ".json"
+    )
     proposed_columns.require_columns(tables, declared)
     proposal = propose(_with_names_that_differ(tables), wishes)
     proposal = _with_links(proposal, root)

@@ -374,7 +374,7 @@ def join(
     # Nothing is trusted before all that can be refused has been looked at.
     for sender, path in sent.items():
         identity.trust(folder, sender, path, replace=replace)
-    files.write_text(federation, written, for_others=True)
+    files.write_output(federation, written)
     identities = pinned_by(after)
     missing = tuple(party.name for party in after.parties if party.name not in identities)
     return JoinedKit(identities=identities, missing=missing, code=spoken(after.digest))

@@ -160,15 +160,18 @@ def _look(
     party_check.dropped |= dict.fromkeys(party.exclude, "excluded")
     keys = [key for key in party.key if key in names]
     exclude = [column for column in party.exclude if column in names]
-    roles = ColumnRoles(
-        key=keys if numeric else (),
-        task=config.federation.task,
-        label=party.label if party.label in names else None,
-        positive=party.positive,
-        exclude=exclude if numeric else [*exclude, *keys],
-        truth=truth,
-        keys_are_inputs=config.source["model"].get("keys_as_features") is True,
-    )
+    try:
+        roles = ColumnRoles(
+            key=keys if numeric else (),
+            task=config.federation.task,
+            label=party.label if party.label in names else None,
+            positive=party.positive,
+            exclude=exclude if numeric else [*exclude, *keys],
+            truth=truth,
+            keys_are_inputs=config.source["model"].get("keys_as_features") is True,
+        )
+    except ConfigError:
+        return  # the rules of the file say so
     settings = column_settings(config, party)
     fitted = fit_table(frame, roles, settings, name=party.name, where=where)
     # What is not there was noted before, all of it.

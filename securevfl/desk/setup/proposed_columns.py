@@ -327,7 +327,7 @@ def write_column_list(table: Table, path: Path) -> None:
         )
     content = {"format": LIST_FORMAT, "party": table.name, "data": table.data, "columns": columns}
     reading = {"reading": table.reading.given_settings} if table.reading.given_settings else {}
-    files.write_json(path, {**content, **reading}, for_others=True)
+    files.write_output(path, json.dumps({**content, **reading}, indent=2) + "\n")
 
 
 def read_column_list(path: Path) -> Table:

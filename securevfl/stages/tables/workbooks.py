@@ -2,6 +2,7 @@
 
 import datetime
 from collections.abc import Collection, Iterator, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -9,7 +10,7 @@ import pandas as pd
 
 from securevfl.core.errors import DataError, of_an_extra
 from securevfl.core.files import require_unpackable
-from securevfl.data.sources.dialects import empty_cells
+from securevfl.data.sources.dialects import LINES_TO_HEADER, empty_cells, require_header_first
 from securevfl.data.sources.pieces import IN_ROWS, Pieces, TableSource
 from securevfl.data.sources.read import with_dates
 from securevfl.data.sources.settings import Reading, Wanted, reading_entry, require_names
@@ -82,9 +83,18 @@ def _table(
     if reading.header is not None:
         names = reading.header
     else:
-        _, first = next(rows, (0, []))
-        if not first:
+        begin = list(islice(rows, LINES_TO_HEADER))
+        if not begin:
             raise DataError(f"{where}: can't be read: is empty")
+        first, rows = begin[0][1], chain(begin[1:], rows)
+        require_header_first(
+            [[_text(cell) for cell in cells] for _, cells in begin],
+            [number for number, _ in begin],
+            " ".join(_text(cell) for cell in first),
+            [*wanted.needed, *wanted.expected],
+            where=where,
+            line="row",
+        )
         names = [_text(cell).strip() or f"unnamed-{i}" for i, cell in enumerate(first, 1)]
     columns = wanted.choose(names, where=where)
     everywhere = empty_cells(reading)

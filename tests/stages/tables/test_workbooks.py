@@ -131,3 +131,14 @@ def test_the_package_that_is_missing_is_named(
     monkeypatch.setitem(sys.modules, "openpyxl", None)
     said = refusal(tmp_path / "t.xlsx")
     assert "pip install 'securevfl[excel]'" in said
+
+
+def test_a_title_above_the_header_is_named(tmp_path: Path) -> None:
+    """With the columns that are needed, and by the width of what follows, as for text files."""
+    rows = [["Customers 2026"], [], ["id", "a", "b"], [1, 2, 3], [4, 5, 6]]
+    path = write(tmp_path / "t.xlsx", only=rows)
+    for wanted in (Wanted(needed=["id"]), Wanted()):
+        said = refusal(path, wanted=wanted)
+        assert "row 1, 'Customers 2026'" in said
+        assert "reading = { skip_lines = 2 }" in said
+    assert read(path, skip_lines=2).columns.tolist() == ["id", "a", "b"]

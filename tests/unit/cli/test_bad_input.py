@@ -381,7 +381,7 @@ def test_federation_file_is_refused(case: str, tmp_path: Path, capfd: Capture) -
     ("content", "words"),
     [
         (b"[federation\nname = 1", ["is not TOML", "line 1"]),
-        (b"name = \xff", ["is not TOML"]),
+        (b"name = \xff", ["is not text in UTF-8"]),
         (None, ["No such file"]),
     ],
 )

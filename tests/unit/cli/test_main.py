@@ -249,3 +249,15 @@ def test_a_reader_that_went_away_ends_a_command_quietly(
     finally:
         os.close(write)
     assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a POSIX shell closes the streams")
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_no_bug(tmp_path: Path, closed: str) -> None:
+    """A service may have none; the exit code says what happened."""
+    line = f"exec {sys.executable} -m securevfl check {tmp_path}/none.toml {closed}"
+    ended = subprocess.run(
+        ["sh", "-c", line], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert ended.returncode == 2, ended.stderr
+    assert "Traceback" not in ended.stderr

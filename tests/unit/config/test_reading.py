@@ -9,6 +9,7 @@ import pytest
 from securevfl import read_federation
 from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import parse_federation
+from securevfl.config.rules import require_own_files
 from securevfl.config.sections import parse_address
 from securevfl.core.errors import ConfigError
 from securevfl.testing import save_federation, write_federation
@@ -178,3 +179,39 @@ def test_bounds_may_be_dates() -> None:
         "day": ("2015-01-01", "2025-12-31T00:00"),
         "debt": (0.0, 9.0),
     }
+
+
+@pytest.mark.parametrize("changes", [{"key": ["y", "lat"]}, {"exclude": ["lon"]}])
+@pytest.mark.parametrize("metric", ["exact", "euclidean"])
+def test_a_column_has_one_role(tmp_path: Path, metric: str, changes: dict[str, Any]) -> None:
+    """Whether keys are texts or numbers: a label in a key would be shown to every secondary."""
+    source = tomllib.loads(write_federation(tmp_path, secondaries=1).read_text())
+    source["linkage"]["metric"] = metric
+    source["party"][0] |= changes
+    with pytest.raises(ConfigError, match="one column has one role"):
+        read_federation(save_federation(tmp_path, source))
+
+
+@pytest.mark.parametrize("data", ["data\tel.csv", "data\\tel.csv"])
+def test_a_path_with_backslashes_is_named(tmp_path: Path, data: str) -> None:
+    """A tab that an escape has become, and a backslash between single quotes."""
+    source = tomllib.loads(write_federation(tmp_path, secondaries=1).read_text())
+    source["party"][1]["data"] = data
+    with pytest.raises(ConfigError, match="forward slashes"):
+        read_federation(save_federation(tmp_path, source))
+
+
+def test_two_parties_have_two_tables(tmp_path: Path) -> None:
+    """Also where a link or a source file leads to one; two sheets of a workbook are two."""
+    source = tomllib.loads(write_federation(tmp_path, secondaries=1).read_text())
+    first = source["party"][0]["data"]
+    (tmp_path / "link.csv").symlink_to(tmp_path / first)
+    (tmp_path / "own.source.toml").write_text(f'file = "{first}"')
+    for other in (first, "link.csv", "own.source.toml"):
+        source["party"][1]["data"] = other
+        config = read_federation(save_federation(tmp_path, source))
+        with pytest.raises(ConfigError, match="have one table"):
+            require_own_files(config, tmp_path)
+    for party, sheet in zip(source["party"], ("a", "b"), strict=True):
+        party |= {"data": first, "reading": {"table": sheet}}
+    require_own_files(read_federation(save_federation(tmp_path, source)), tmp_path)

@@ -1,5 +1,6 @@
 """What is written is written whole, for its owner alone, or not at all."""
 
+import errno
 import os
 import stat
 import subprocess
@@ -155,3 +156,40 @@ def test_what_a_killed_process_has_not_finished_is_removed(tmp_path):
     assert len(list(tmp_path.rglob("*epoch-1*"))) == 1
     files.remove_unfinished(tmp_path)
     assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == sorted(kept)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_settings_are_read_as_editors_save_them(tmp_path, encoding):
+    path = tmp_path / "fed.toml"
+    path.write_text('name = "größe"\r\n', encoding=encoding)
+    assert files.read_toml(path) == {"name": "größe"}
+
+
+def test_a_backslash_is_named(tmp_path):
+    path = tmp_path / "fed.toml"
+    path.write_text('data = "C:\\Users\\tel.csv"')
+    with pytest.raises(ValueError, match="forward slashes"):
+        files.read_toml(path)
+
+
+@pytest.mark.parametrize(("number", "passes"), [(errno.EINVAL, True), (errno.EIO, False)])
+def test_a_folder_that_cannot_be_synced_is_passed(tmp_path, monkeypatch, number, passes):
+    """A share has no such call; a disk that fails has."""
+
+    def fsync(_handle):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    if passes:
+        files.sync_folder(tmp_path)
+    else:
+        with pytest.raises(OSError, match=os.strerror(number)):
+            files.sync_folder(tmp_path)
+
+
+def test_an_output_with_two_names_stays_one_file(tmp_path):
+    one, other = tmp_path / "one.csv", tmp_path / "other.csv"
+    one.write_text("of yesterday")
+    other.hardlink_to(one)
+    files.write_output(one, "of today")
+    assert other.read_text() == "of today"

@@ -135,3 +135,61 @@ def test_a_simulation_takes_them(kind: str) -> None:
         **({"linkage": sv.LinkageSettings(metric="exact", protection="none")} if exact else {}),
     )
     assert len(result.history) == 1
+
+
+ROWS = 24
+DAYS = pd.Series(pd.date_range("2020", periods=ROWS))
+KINDS = {
+    "timestamps": (DAYS.astype("timestamp[us][pyarrow]"), DAYS),
+    "zones": (DAYS.astype(pd.ArrowDtype(pa.timestamp("us", "UTC"))), DAYS),
+    "days": (pd.Series(DAYS.dt.date, dtype=pd.ArrowDtype(pa.date32())), DAYS),
+    "decimals": (
+        pd.Series([str(n / 4) for n in range(ROWS)]).astype(pd.ArrowDtype(pa.decimal128(9, 2))),
+        pd.Series([n / 4 for n in range(ROWS)]),
+    ),
+    "dictionaries": (
+        pd.Series(["a", "b"] * 12).astype(pd.ArrowDtype(pa.dictionary(pa.int8(), pa.string()))),
+        pd.Series(["a", "b"] * 12),
+    ),
+    "sparse": (pd.Series(pd.arrays.SparseArray([0.0, 1.5] * 12)), pd.Series([0.0, 1.5] * 12)),
+    "sparse truth": (
+        pd.Series(pd.arrays.SparseArray([False, True] * 12)),
+        pd.Series([False, True] * 12),
+    ),
+}
+
+
+@pytest.mark.parametrize(("values", "as_numpy"), KINDS.values(), ids=KINDS)
+def test_pandas_own_types_are_read_as_numpys(values, as_numpy) -> None:
+    """Of Arrow, as ``dtype_backend="pyarrow"`` reads a file, and of sparse dummies."""
+    tables = [
+        from_frame(pd.DataFrame({"k": range(ROWS), "a": column}), name="bank", key=["k"])
+        for column in (values, as_numpy)
+    ]
+    assert tables[0].schema == tables[1].schema
+    assert np.array_equal(tables[0].features, tables[1].features)
+
+
+def test_an_index_that_is_a_column_too_is_one_column() -> None:
+    frame = pd.DataFrame({"k": range(ROWS), "a": np.linspace(0, 1, ROWS)})
+    table = from_frame(frame.set_index("k", drop=False), name="bank", key=["k"])
+    assert (table.key_names, table.feature_names) == (("k",), ("a",))
+    series = from_frame(frame.set_index("k")["a"], name="bank", key=["k"])
+    assert np.array_equal(series.features, table.features)
+    other = frame.set_index("k", drop=False).assign(k=1)
+    with pytest.raises(DataError, match="two columns are called 'k'"):
+        from_frame(other, name="bank", key=["k"])
+
+
+def test_what_a_library_raises_names_the_column(monkeypatch) -> None:
+    def fail(_values):
+        raise KeyError("TypeOfTomorrow")
+
+    monkeypatch.setattr("securevfl.data.frames.plain", fail)
+    with pytest.raises(DataError, match=r"frame of 'bank': column 'k' .*TypeOfTomorrow"):
+        from_frame(pd.DataFrame({"k": [1.0], "a": [1.0]}), name="bank", key=["k"])
+
+
+def test_what_is_no_table_is_refused_in_one_line() -> None:
+    with pytest.raises(DataError, match="no table that Arrow reads"):
+        from_frame(pa.chunked_array([[1, 2]]), name="bank", key=["k"])

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from securevfl.core.conventions import Task
-from securevfl.core.errors import DataError
+from securevfl.core.errors import ConfigError, DataError
 from securevfl.data.party_tables import (
     ColumnRoles,
     columns_of_schema,
@@ -259,3 +259,17 @@ def test_a_renamed_feature_of_new_rows_is_found_among_the_files_names(tmp_path: 
     FRAME.rename(columns={"debt": "DEBT of it"}).to_csv(tmp_path / "new.csv", index=False)
     with pytest.raises(DataError, match=r"has no column 'debt'; .*It has DEBT of it, "):
         read_frame(tmp_path / "new.csv", where="new", wanted=columns_of_schema(kept(fit())))
+
+
+@pytest.mark.parametrize(
+    "roles",
+    [
+        {"key": ["id", "y"], "label": "y"},
+        {"key": ["id"], "truth": "id"},
+        {"key": ["id"], "label": "y", "truth": "y"},
+        {"key": ["id"], "label": "y", "features": ["x", "y"]},
+    ],
+)
+def test_a_column_has_one_role(roles) -> None:
+    with pytest.raises(ConfigError, match="one column has one role"):
+        ColumnRoles(task="regression", **roles)

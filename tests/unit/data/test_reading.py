@@ -122,8 +122,6 @@ BAD_TABLES = {
     "no such column": (GOOD, {"key": ["lon", "latt"]}, "has no column 'latt'; did you mean 'lat'?"),
     "no such label": (GOOD, {"label": "cost"}, "has no column 'cost'; It has area, town"),
     "no such exclusion": (GOOD, {"exclude": ["adress"]}, "has no column 'adress'"),
-    "one column, two purposes": (GOOD, {"label": "lon"}, "named for two purposes"),
-    "the label as a feature": (GOOD, {"features": ["price"]}, "'price' can't be a feature"),
     "NaN feature": (
         "lon,lat,area,price\n1,2,3,4\n1,2,,5\n",
         {"columns": ColumnSettings(missing="refuse")},

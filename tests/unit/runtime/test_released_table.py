@@ -214,7 +214,7 @@ def test_a_trained_run_and_other_endings_are_refused(
     assert "released anew in every epoch and not kept" in done.complaint
     assert done.code == 2
     done = securevfl(capfd, "model", "embeddings", finished / "run", "--out", "features.xlsx")
-    assert "must end with .parquet or .csv" in done.complaint
+    assert "must end with .csv, .csv.gz or .parquet" in done.complaint
     assert done.code == 2
 
 

@@ -69,7 +69,7 @@ class Run:
                 noise_share_std=PLAN.noise_share_std(),
                 run=run,
                 federation="test",
-                settings="s" * 64,
+                settings=self.config.settings_digest,
             )
             for name in NAMES
         }
@@ -370,3 +370,21 @@ def test_the_help_says_what_verifying_cannot_show(capfd) -> None:
     text = " ".join(securevfl(capfd, "ledger", "verify", "--help").out.split())
     assert "What this cannot show" in text
     assert "all parties together" in text
+
+
+def test_a_mixture_of_runs_is_not_good(run: Run) -> None:
+    """Parties of another federation, figures of another run, or a file with other settings."""
+    (run.folder / "parties" / "stranger").mkdir()
+    assert "files of several runs" in run.bad()["folder stranger"]
+    (run.folder / "parties" / "stranger").rmdir()
+    metrics = json.loads((run.folder / "metrics.json").read_text())
+    run.write("metrics.json", {**metrics, "federation": "others"})
+    assert "metrics.json is of another federation" in run.bad()["folder agency"]
+    run.write("metrics.json", {**metrics, "run": "f" * 16})
+    assert set(run.bad()) >= {f"folder {name}" for name in NAMES}
+    run.write("metrics.json", metrics)
+    assert run.bad() == {}
+    source = tomllib.loads((run.folder / "federation.toml").read_text(encoding="utf-8"))
+    source["federation"]["seed"] = 99
+    save_federation(run.folder, source).rename(run.folder / "federation.toml")
+    assert "under other settings" in run.bad()["folder bank-1"]

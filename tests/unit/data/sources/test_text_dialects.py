@@ -419,3 +419,20 @@ def test_dates_of_a_named_form_are_read(tmp_path: Path) -> None:
 def test_a_form_that_tells_no_day_is_refused(form: str) -> None:
     with pytest.raises(ConfigError, match="dates: must name the day, the month"):
         Reading(dates=form)
+
+
+def test_quotes_behind_blanks_are_quotes(tmp_path: Path) -> None:
+    """As some programs write them; a comma within is a part of the cell."""
+    path = tmp_path / "t.csv"
+    path.write_text('"id", "plan", "bills"\n"1", "gold, new", "3"\n"2",   "basic", "4"\n')
+    frame, _ = read(path, "id")
+    assert frame.columns.tolist() == ["id", "plan", "bills"]
+    assert frame["plan"].tolist() == ["gold, new", "basic"]
+    assert frame["bills"].tolist() == [3, 4]
+
+
+def test_quotes_within_a_cell_change_no_blanks(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text('id,plan,note\n1, gold,"said, ""yes"""\n2, basic,no\n')
+    frame, _ = read(path, "id")
+    assert frame["plan"].tolist() == [" gold", " basic"]
