@@ -262,7 +262,7 @@ def columns(
     exclude: _Exclude = None,
     reading: _Reading = None,
 ) -> None:
-    """List a table's columns for partners: names, kinds, declarations; no values or counts.
+    """Write a table's card for partners: names, kinds, declarations, form of keys; no values.
 
     Partners give the list to securevfl init by --columns.
     """
@@ -270,8 +270,11 @@ def columns(
         import dataclasses
 
         from securevfl.desk.setup.init import declared_by_options, look_at
-        from securevfl.desk.setup.proposal import excluded_because
-        from securevfl.desk.setup.proposed_columns import require_columns, write_column_list
+        from securevfl.desk.setup.proposed_columns import (
+            excluded_because,
+            require_columns,
+            write_column_list,
+        )
 
     declared = declared_by_options(bounds, words, missing, exclude, reading, tables=[table])
     described = look_at(table, declared=declared, root=table.parent)
@@ -296,6 +299,22 @@ def columns(
     ]
     for column, why in left_out.items():
         say(console, "", f"{column}: no feature: {why}")
+    for column in described.columns:
+        if column.form is not None and column.form.texts:
+            say(
+                console, "", f"{column.name}: as a key of the form {' or '.join(column.form.texts)}"
+            )
+    gaps = [
+        column.name
+        for column in described.columns
+        if column.name not in left_out
+        and column.inferred is not None
+        and column.inferred.missing
+        and not column.may_be_missing
+    ]
+    if gaps:
+        text = f"values are missing in {', '.join(gaps)}: say so by --missing, or fill them in"
+        say(console, "", text)
     if undeclared:
         text = (
             f"nothing is declared of: {', '.join(undeclared)}. Of those that become features, a "

@@ -14,7 +14,7 @@ from securevfl.core.errors import SecureVflError
 from securevfl.core.memory import peak_memory_bytes
 from securevfl.core.progress import LinksCounted, event_fields, links_in_words, nearness_in_words
 from securevfl.data.tables import KeyTable, PartyTable
-from securevfl.desk.setup.proposed_keys import BetterSpelling, better_spelling
+from securevfl.desk.setup.spelling import BetterSpelling, better_spelling
 from securevfl.federation.build import build_top
 from securevfl.federation.run_plan import RunPlan
 from securevfl.linkage.links import LinkTable

@@ -26,9 +26,10 @@ from securevfl.data.sources.settings import (
 )
 from securevfl.data.sources.text_files import with_dates
 from securevfl.data.tables import KeyTable
-from securevfl.desk.setup import estimates, proposed_columns, proposed_keys
+from securevfl.desk.setup import estimates, proposed_columns, spelling
 from securevfl.desk.setup.proposal import ColumnUse, Proposal, Wishes, propose
 from securevfl.dp.statement import bounded_statement
+from securevfl.linkage.metrics.metric import KeySpec
 from securevfl.linkage.stage.party_keys import read_keys
 
 _WIDTH: Final = 96
@@ -372,13 +373,19 @@ def look_at(
         if form is not None:
             reading = replace(reading, dates=form)
             frame = with_dates(frame, reading, wanted, where=where)
-    return proposed_columns.describe_table(
+    table = proposed_columns.describe_table(
         frame,
         name=name,
         data=_from(root, path),
         types=proposed_columns.declared_types(path),
         declared=declared,
         reading=reading,
+    )
+    return proposed_columns.with_key_forms(
+        table,
+        lambda names: read_frame(
+            path, where=where, reading=reading, wanted=replace(wanted, as_text=names)
+        ),
     )
 
 
@@ -430,33 +437,27 @@ def _with_links(proposal: Proposal, root: Path) -> Proposal:
     """Return a proposal with figures of links between the tables on this machine."""
     config = _parse(federation_text(proposal))
     keys = _keys(proposal, config, root)
-    first, *others = (keys.get(table.name) for table in proposal.tables)
-    if first is None:
-        return replace(proposal, doubts=proposal.keys.doubts)
-    spec, there = link_spec(config), [other for other in others if other]
-    better = [
-        spelling
-        for own in there
-        if (spelling := proposed_keys.better_spelling(spec.keys, first, own))
-    ]
+    better, doubts = _better_spelling(proposal, link_spec(config).keys, keys)
+    doubts = [*proposal.keys.doubts, *doubts]
     if better:
-        settings = {name: value for spelling in better for name, value in spelling.settings.items()}
-        shares = tuple(
-            f"keys are spelled differently: {spelling.in_words()}" for spelling in better
-        )
+        settings = {name: value for found in better for name, value in found.settings.items()}
+        shares = tuple(f"keys are spelled differently: {found.in_words()}" for found in better)
         proposal = replace(proposal, spelling=settings, spelling_shares=shares)
         config = _parse(federation_text(proposal))
-        spec = link_spec(config)
-        first, *there = (
-            replace(table_keys, columns=spec.keys.normal(table_keys.columns))
-            for table_keys in (first, *there)
-        )
+    spec = link_spec(config)
+    normal = {
+        name: replace(table_keys, columns=spec.keys.normal(table_keys.columns))
+        for name, table_keys in keys.items()
+    }
+    first, *others = (normal.get(table.name) for table in proposal.tables)
+    there = [other for other in others if other]
+    if first is None:
+        return replace(proposal, doubts=tuple(doubts))
     if there and all(estimates.one_is_right(spec, first, own) is not None for own in there):
         proposal = replace(proposal, keys=replace(proposal.keys, neighbours=1))
         config = _parse(federation_text(proposal))
         spec = link_spec(config)
     served = {own.name: estimates.rows_served(spec, first, own) for own in there}
-    doubts = list(proposal.keys.doubts)
     for own in there:
         with contextlib.suppress(SecureVflError):  # check names it
             doubts += estimates.expected_links(config, first, own).doubts
@@ -467,6 +468,32 @@ def _with_links(proposal: Proposal, root: Path) -> Proposal:
         },
         doubts=tuple(doubts),
     )
+
+
+def _better_spelling(
+    proposal: Proposal, spec: KeySpec, keys: Mapping[str, KeyTable]
+) -> tuple[list[spelling.BetterSpelling], list[str]]:
+    """Return better spellings for each secondary, by keys or by forms, and doubts about forms."""
+    found, doubts = [], []
+    first, *others = proposal.tables
+    forms = {
+        table.name: [
+            None if (column := table.column(name)) is None else column.form
+            for name in proposal.keys.columns[table.name]
+        ]
+        for table in proposal.tables
+    }
+    for own in others:
+        if first.name in keys and own.name in keys:
+            better = spelling.better_spelling(spec, keys[first.name], keys[own.name])
+        else:
+            better = spelling.better_by_forms(spec, forms[first.name], forms[own.name])
+            doubts += spelling.doubts_about_forms(
+                spec, better, {first.name: forms[first.name], own.name: forms[own.name]}
+            )
+        if better is not None:
+            found.append(better)
+    return found, doubts
 
 
 def _keys(proposal: Proposal, config: FederationConfig, root: Path) -> dict[str, KeyTable]:
