@@ -19,7 +19,7 @@ from securevfl.federation.build import build_top
 from securevfl.federation.run_plan import RunPlan
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.spec import LinkSpec
-from securevfl.linkage.stage.candidates import count_links, link_warnings
+from securevfl.linkage.stage.candidates import count_links, few_links_doubt, link_warnings
 from securevfl.linkage.stage.linkage_parts import protection_of
 from securevfl.linkage.stage.linking import Linker
 from securevfl.models.alone.perceptron import BaselineConfig
@@ -225,14 +225,8 @@ class ExpectedLinks:
         warnings, name = list(self.doubts), self.counts.name
         if self.better is not None:
             warnings.append(f"{name}: {self.better.in_words()}")
-        elif self.share < _FEW:
-            text = f"{name}: only {self.share:.0%} of the rows get a link; the others gain nothing"
-            if config.privacy.links_per_record is not None and config.linkage.metric != "exact":
-                text += (
-                    "; where one record serves many rows, a larger privacy.links_per_record links "
-                    "more of them, for more noise than that gains at the same epsilon"
-                )
-            warnings.append(text)
+        elif doubt := few_links_doubt(link_spec(config), self.share):
+            warnings.append(f"{name}: only {self.share:.0%} of the rows get a link; {doubt}")
         if self.one_right is not None:
             warnings.append(
                 f"{name}: for {self.one_right:.0%} of the linked rows one record is far nearer "

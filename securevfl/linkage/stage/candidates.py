@@ -20,6 +20,9 @@ from securevfl.linkage.text import normalise_text, trimmed_text
 # billion: unlike with a secondary that has the keys, such a row cannot be searched anew.
 _SURVIVAL: Final = 1 - 1e-9
 
+# Below this share of rows with a record, a warning.
+_FEW_LINKED: Final = 0.8
+
 
 Candidates = LinkTable | sampling.EligiblePairs
 """The records that each row may be linked to: ranked lists or, under a record-side cap, the pairs
@@ -187,6 +190,37 @@ def link_warnings(spec: LinkSpec, own: KeyTable, counts: LinksCounted, *, meet: 
         )
     counted = counts.repeated_records if counts.records == own.num_rows else None
     return [*doubts, *repeated_key_warnings(spec, own, repeated=counted)]
+
+
+def few_links_doubt(spec: LinkSpec, share: float) -> str:
+    """Return the likeliest cause of few links, as the end of a sentence; empty if they are many.
+
+    Args:
+        spec: Settings of the linkage.
+        share: Share of the primary's rows that have a record.
+    """
+    if share >= _FEW_LINKED:
+        return ""
+    cause = "linkage.max_distance leaves out those that are far"
+    if spec.keys.metric.equal_only:
+        spelled = ("fold", "strip_zeros", "digits_only", "dates")
+        unset = [name for name in spelled if name not in spec.keys.spelling.settings]
+        settings = ", ".join(name for name in unset if name != "fold" or not spec.keys.fold)
+        cause = (
+            f"equal keys are written differently, which linkage.{settings} may mend "
+            f"(securevfl columns shows the form of a party's keys)"
+        )
+    elif spec.choice.links_per_record is not None:
+        cause = (
+            f"a record serves at most {spec.choice.links_per_record} rows "
+            f"(privacy.links_per_record), and a larger number takes more noise"
+        )
+    elif math.isinf(spec.choice.max_distance):
+        cause = "keys are missing"
+    return (
+        f"the other rows gain nothing. Likeliest cause, if the parties have the same people or "
+        f"places: {cause}"
+    )
 
 
 def repeated_key_warnings(
