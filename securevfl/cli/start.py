@@ -387,7 +387,7 @@ def check(
     if as_json:
         print(json.dumps(checked.as_json()))
     else:
-        _print_check(Console(), checked)
+        _print_check(Console(), checked, name)
     if not checked.fine:
         count = len(checked.problems)
         raise ConfigError(f"{federation}: {count} problem{'' if count == 1 else 's'}")
@@ -414,7 +414,8 @@ def _check_peers(
         results.append(result)
         if not as_json:
             how = "wrong" if result.exit_code else "warning" if result.warns else "fine"
-            style = {"wrong": "red", "warning": "yellow", "fine": ""}[how]
+            how = "now" if result.what == "wait" else how
+            style = {"wrong": "red", "warning": "yellow"}.get(how, "")
             say(console, f"{how}: ", result.text, style=style)
     if as_json:
         print(json.dumps([dataclasses.asdict(result) for result in results]))
@@ -424,7 +425,7 @@ def _check_peers(
         raise kind(f"{federation}: {len(wrong)} problem{'' if len(wrong) == 1 else 's'}")
 
 
-def _print_check(console: Console, checked: "Check") -> None:
+def _print_check(console: Console, checked: "Check", name: str | None) -> None:
     for party_check in checked.parties:
         _print_party(console, party_check)
     for name, links in checked.links.items():
@@ -449,7 +450,13 @@ def _print_check(console: Console, checked: "Check") -> None:
     for problem in checked.problems:
         say(console, "wrong: ", " ".join(problem.split()), style="red")
     if checked.fine:
-        say(console, "nothing is wrong; next: ", f"securevfl simulate {checked.file}")
+        following = f"securevfl simulate {checked.file}"
+        if name is not None:  # one party's table cannot be simulated
+            following = (
+                f"securevfl check {checked.file} --name {name} --identity DIR --peers, at an "
+                f"agreed time; then securevfl party {checked.file} --name {name} --identity DIR"
+            )
+        say(console, "nothing is wrong; next: ", following)
 
 
 def _print_party(console: Console, party_check: "PartyCheck") -> None:

@@ -73,6 +73,8 @@ class Dialling:
     """The primary's name."""
     pinned: str
     """The primary's pinned public text."""
+    purpose: tls.Purpose
+    """Purpose of the call; a primary with another one is called again."""
     own_name: str
     rank: int
     """This party's rank, which the primary must confirm."""
@@ -138,6 +140,8 @@ class Dialling:
                 raise _CallFailedError(
                     f"it holds the key {key}, not the pinned {self.pinned}", telling=2
                 )
+            if (busy := tls.other_purpose(secured, self.purpose)) is not None:
+                raise _CallFailedError(f"it {busy}", telling=2)
             reader = FrameReader(
                 peer=self.peer,
                 sender_rank=PRIMARY_RANK,
@@ -296,8 +300,10 @@ class Transport:
         ranks: Mapping[str, int],
         *,
         limits: TransportLimits = TransportLimits(),  # noqa: B008 - frozen
+        purpose: tls.Purpose = "securevfl-run",
     ) -> None:
         self.name = identity.name
+        self._purpose = purpose
         self.ranks = dict(ranks)
         primaries = [name for name, rank in ranks.items() if rank == PRIMARY_RANK]
         if len(primaries) != 1 or len(set(ranks.values())) != len(ranks):
@@ -570,10 +576,11 @@ class PrimaryTransport(Transport):
         ranks: Mapping[str, int],
         *,
         limits: TransportLimits = TransportLimits(),  # noqa: B008 - frozen
+        purpose: tls.Purpose = "securevfl-run",
     ) -> None:
         if len(session) != SESSION_BYTES:
             raise errors.ConfigError(f"session: must be {SESSION_BYTES} bytes, got {len(session)}")
-        super().__init__(address, identity, pinned, ranks, limits=limits)
+        super().__init__(address, identity, pinned, ranks, limits=limits, purpose=purpose)
         self.session = session
         self._door: Doorkeeper | None = None
 
@@ -588,7 +595,10 @@ class PrimaryTransport(Transport):
         self._door = Doorkeeper(
             loop=self._loop,
             listener=listener,
-            context=tls.tls_context(self._identity, self._peers, server=True),
+            context=tls.tls_context(
+                self._identity, self._peers, server=True, purpose=self._purpose
+            ),
+            purpose=self._purpose,
             names={self._pinned[name]: name for name in self.secondaries},
             ranks=self.ranks,
             session=self.session,
@@ -664,6 +674,11 @@ class PrimaryTransport(Transport):
             connection.peer_left = True
             connection.outgoing.append(Outgoing(encode(failure.to_message())))
         self._loop.wake()
+
+    @property
+    def busy(self) -> Mapping[str, str]:
+        """By secondary: what it does instead of what this session is for."""
+        return {} if self._door is None else self._door.busy
 
     @property
     def refusals(self) -> list[str]:
@@ -849,7 +864,10 @@ class SecondaryTransport(Transport):
         checks.positive(deadline_s=deadline_s)
         dialling = Dialling(
             address=self._address,
-            context=tls.tls_context(self._identity, self._peers, server=False),
+            context=tls.tls_context(
+                self._identity, self._peers, server=False, purpose=self._purpose
+            ),
+            purpose=self._purpose,
             peer=self.primary,
             pinned=self._pinned[self.primary],
             own_name=self.name,

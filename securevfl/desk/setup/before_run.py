@@ -162,14 +162,27 @@ def look_at_peers(
     limits = transport_limits(config, work_s=work_s)
     place = parse_address(listen or config.address)
     pinned = pinned_by(config)
+    awaited = (
+        ", ".join(party.name for party in config.callers) if identity.name == primary else primary
+    )
+    text = f"waiting for {awaited}, up to {wait_s:g} s (port {place[1]} of {place[0]})"
+    yield PeerFinding(what="wait", text=text)
     try:
         if identity.name == primary:
             with PrimaryTransport(
-                place, identity, pinned, new_session(), config.ranks, limits=limits
+                place,
+                identity,
+                pinned,
+                new_session(),
+                config.ranks,
+                limits=limits,
+                purpose="securevfl-check",
             ) as star:
                 yield from _as_primary(star, config, wait_s)
         else:
-            with SecondaryTransport(place, identity, pinned, config.ranks, limits=limits) as star:
+            with SecondaryTransport(
+                place, identity, pinned, config.ranks, limits=limits, purpose="securevfl-check"
+            ) as star:
                 star.connect(wait_s)
                 star.send(_own_facts(config).to_message())
                 # The primary may wait as long for each of those that called before.

@@ -1,6 +1,7 @@
 """Check of a federation before a run: its effects, its costs and all its problems."""
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -9,10 +10,12 @@ from securevfl.config.disclosure import channels
 from securevfl.config.federation import FederationConfig, link_spec
 from securevfl.config.rules import require_helpers
 from securevfl.config.sections import PartySettings
+from securevfl.core import files
 from securevfl.core.errors import ConfigError, SecureVflError
 from securevfl.core.formatting import finite_or_none
 from securevfl.data.sources.read import ignore_note
 from securevfl.desk.setup.estimates import Costs, ExpectedLinks, estimate_costs, expected_links
+from securevfl.desk.setup.init import FILL_IN
 from securevfl.desk.setup.party_check import Collected, PartyCheck, check_party
 from securevfl.dp.labels import labels_total
 from securevfl.dp.statement import of_labels
@@ -29,6 +32,7 @@ from securevfl.runtime.run_options import warnings_about
 
 # Of a frozen run the noise is the same for any number of rows: each is released once.
 _SOME_ROWS: Final = 1000
+_PARTY_NAME: Final = re.compile(r'name = "([^"]+)"')
 
 
 @dataclass(kw_only=True)
@@ -155,9 +159,28 @@ def check_federation(
         check.parties.append(party_check)
         check.problems += [text for text in party_check.problems if not collected.follows(text)]
         check.warnings += party_check.warnings
+    check.problems += _left_open(path, {party_check.party.name for party_check in check.parties})
     if check.config is not None:
         _see_the_run(check, check.config)
     return check
+
+
+def _left_open(path: Path, checked: Collection[str]) -> list[str]:
+    """Return what ``init`` has left open of parties whose tables are not checked."""
+    try:
+        lines = files.read_text(path, most=files.MOST_OF_SETTINGS).splitlines()
+    except OSError:
+        return []  # noted before
+    problems, party = [], None
+    for number, line in enumerate(lines, 1):
+        if named := _PARTY_NAME.match(line):
+            party = named[1]
+        elif line.startswith(FILL_IN) and party is not None and party not in checked:
+            problems.append(
+                f"{path}: line {number}, of {party!r}, is left open: "
+                f"{line.removeprefix(FILL_IN).strip()}; complete it, and drop {FILL_IN!r}"
+            )
+    return problems
 
 
 def _what_is_unsure(mended: set[str]) -> bool:

@@ -34,6 +34,9 @@ from securevfl.linkage.stage.party_keys import read_keys
 
 _WIDTH: Final = 96
 
+FILL_IN: Final = "# FILL IN:"
+"""Beginning of a line that somebody must complete."""
+
 FROM_RECORDS: Final = (
     "Ranges, words and gaps below marked so were taken from the records (--bounds-from-data): they "
     "are rounded, and stand here for every party to read. Epsilon does not cover what they tell."
@@ -85,7 +88,7 @@ def _model(proposal: Proposal, chosen: Mapping[str, Mapping[str, Any]]) -> str:
         why_so_many = "K: the nearest record is far nearer than the next"
         if proposal.keys.metric == "exact":
             why_so_many = "K: an id is at most one record of a secondary"
-    hidden = "# FILL IN: hidden = " + _aside("how many classes the label has")
+    hidden = f"{FILL_IN} hidden = " + _aside("how many classes the label has")
     if proposal.classes is not None:
         halves = "a score of lower or upper half, sent as an angle"
         each = halves if proposal.task == "regression" else "one number for each class"
@@ -287,7 +290,7 @@ def _declarations(proposal: Proposal, party: str) -> list[str]:
     if gaps:
         lines += [
             _comment(
-                f"FILL IN: missing_columns = {toml_value([*names, *gaps])} if all know that these "
+                f"{FILL_IN.removeprefix('# ')} missing_columns = {toml_value([*names, *gaps])} if all know that these "
                 f"may have gaps; else fill the gaps in, or exclude the columns"
             )
         ]
@@ -314,13 +317,14 @@ def _bounds(use: ColumnUse) -> str | None:
     if not use.open or use.column.kind == "words":
         return None
     example = '["2015-01-01", "2025-12-31"]' if use.column.kind == "date" else "[LOW, HIGH]"
-    return f"# FILL IN: {name} = {example}, known without looking at the records"
+    unit = f", as written before {use.column.unit!r}" if use.column.unit else ""
+    return f"{FILL_IN} {name} = {example}, known without looking at the records{unit}"
 
 
 def _categories(use: ColumnUse) -> str:
     name = toml_key(use.column.name)
     if use.words is None:
-        return f'# FILL IN: {name} = ["WORD", "WORD", "other"], known without looking'
+        return f'{FILL_IN} {name} = ["WORD", "WORD", "other"], known without looking'
     return f"{name} = {toml_value(use.words)}{_aside(use.source)}"
 
 

@@ -549,3 +549,27 @@ def test_a_card_has_no_value_and_no_rare_form(tmp_path: Path, capfd: Capture) ->
     for text in cards.values():
         assert not re.search(r"VIP|A-|oncology|1000\d{3}", text)
     assert '"form"' not in cards["three"] + cards["rare"]
+
+
+def test_check_names_what_init_has_left_open_of_a_table_elsewhere(
+    tmp_path: Path, capfd: Capture
+) -> None:
+    """And its next step is that of the party that reads it."""
+    write_spelled_ids(tmp_path, str)
+    card = tmp_path / "bureau.json"
+    securevfl(capfd, "columns", tmp_path / "bureau.csv", "--out", card)
+    bank = ("--primary", tmp_path / "bank.csv", "--label", "default", "--columns", card)
+    ended, out = init(capfd, tmp_path, *bank, "--key", "Kunden-Nr=CustomerID", "--json")
+    assert json.loads(ended.out)["open"] == ["bureau.income"]
+
+    opened = securevfl(capfd, "check", out, "--name", "bank", "--json")
+    (problem,) = json.loads(opened.out)["problems"]
+    assert "of 'bureau', is left open: income = [LOW, HIGH]" in problem
+    assert opened.code == 2
+
+    text = out.read_text(encoding="utf-8")
+    out.write_text(re.sub("# FILL IN: income = .*", "income = [0, 200]", text), encoding="utf-8")
+    closed = securevfl(capfd, "check", out, "--name", "bank")
+    assert closed.code == 0, closed.err
+    assert "securevfl party" in " ".join(closed.out.split())
+    assert "securevfl simulate" not in closed.out
