@@ -290,8 +290,8 @@ def _declarations(proposal: Proposal, party: str) -> list[str]:
     if gaps:
         lines += [
             _comment(
-                f"{FILL_IN.removeprefix('# ')} missing_columns = {toml_value([*names, *gaps])} if all know that these "
-                f"may have gaps; else fill the gaps in, or exclude the columns"
+                f"{FILL_IN.removeprefix('# ')} missing_columns = {toml_value([*names, *gaps])} "
+                f"if all know that these may have gaps; else fill the gaps in, or exclude the columns"
             )
         ]
     if proposal.bounds_from_data:

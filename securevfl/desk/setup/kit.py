@@ -8,6 +8,7 @@ federation file.
 import datetime
 import re
 import string
+import sys
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -80,6 +81,8 @@ def provision(federation: Path, name: str, out: Path, *, days: int, renew: bool 
         "network": network,
         "until": f"{own.certificate.not_valid_after_utc:%d %B %Y}",
         "version": __version__,
+        # In a unit file, "%" and "\\" have a meaning.
+        "python": sys.executable.replace("\\", "\\\\").replace("%", "%%"),
         "ports": f'ports: ["{port}:{port}"]' if listens else "# no port: this party only calls",
         "listen": f" --listen 0.0.0.0:{port}" if listens else "",
     }
@@ -88,6 +91,17 @@ def provision(federation: Path, name: str, out: Path, *, days: int, renew: bool 
         text = string.Template(source).substitute(words)
         files.write_text(out / file.format(name=name), text, for_others=True)
     return own.public_text
+
+
+def unreachable_primary(federation: Path) -> str | None:
+    """Return a warning if the other machines cannot reach the primary's address; else None."""
+    host = parse_address(read_federation(federation).address)[0]
+    if host not in ("localhost", "::1", "::", "0.0.0.0") and not host.startswith("127."):  # noqa: S104
+        return None
+    return (
+        f"{federation}: the primary's address is {host}, which every machine takes for itself or "
+        f"for none; write the primary's own name there, in every party's file"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

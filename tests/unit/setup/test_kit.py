@@ -6,6 +6,7 @@ import re
 import shutil
 import socket
 import stat
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -87,6 +88,7 @@ def test_a_kit_holds_all_that_one_organisation_needs(kits: Path, capfd: Capture)
         text = (folder / file).read_text()
         assert "agency" in text
         assert "$name" not in text
+    assert f'ExecStart="{sys.executable}" -m securevfl party' in text
     asked = ("--name", "agency", "--out", folder)
     ended = securevfl(capfd, "identity", "provision", folder / kit.FEDERATION, *asked)
     assert "a key is never overwritten" in ended.complaint
@@ -286,3 +288,13 @@ def test_a_party_that_was_in_check_peers_may_join_the_run(kits: Path, port: int)
             assert joined == {"bank-1"}
             assert not star.busy
             assert star.failure is None
+
+
+def test_a_primary_that_no_other_machine_reaches_is_objected_to(
+    tmp_path: Path, capfd: Capture
+) -> None:
+    path = write_federation(tmp_path, rows=30)
+    asked = ("identity", "provision", path, "--name", "bank-1", "--out")
+    assert "address is 127.0.0.1" in securevfl(capfd, *asked, tmp_path / "one").err
+    path.write_text(path.read_text().replace("127.0.0.1", "agency.example"))
+    assert "warning" not in securevfl(capfd, *asked, tmp_path / "two").err
