@@ -264,7 +264,7 @@ def columns(
     exclude: _Exclude = None,
     reading: _Reading = None,
 ) -> None:
-    """List a table's columns for partners: names, kinds, declarations; no values or counts.
+    """Write a table's card for partners: names, kinds, declarations, form of keys; no values.
 
     Partners give the list to securevfl init by --columns.
     """
@@ -274,8 +274,11 @@ def columns(
         from securevfl.core import files
         from securevfl.data.sources.settings import file_behind
         from securevfl.desk.setup.init import declared_by_options, look_at
-        from securevfl.desk.setup.proposal import excluded_because
-        from securevfl.desk.setup.proposed_columns import require_columns, write_column_list
+        from securevfl.desk.setup.proposed_columns import (
+            excluded_because,
+            require_columns,
+            write_column_list,
+        )
 
     declared = declared_by_options(bounds, words, missing, exclude, reading, tables=[table])
     described = look_at(table, declared=declared, root=table.parent)
@@ -299,8 +302,22 @@ def columns(
         and column.bounds is None
         and column.words is None
     ]
-    for column, why in left_out.items():
-        say(console, "", f"{column}: no feature: {why}")
+    for name, why in left_out.items():
+        say(console, "", f"{name}: no feature: {why}")
+    for key in described.columns:
+        if key.form is not None and key.form.texts:
+            say(console, "", f"{key.name}: as a key of the form {' or '.join(key.form.texts)}")
+    gaps = [
+        column.name
+        for column in described.columns
+        if column.name not in left_out
+        and column.inferred is not None
+        and column.inferred.missing
+        and not column.may_be_missing
+    ]
+    if gaps:
+        text = f"values are missing in {', '.join(gaps)}: say so by --missing, or fill them in"
+        say(console, "", text)
     if undeclared:
         text = (
             f"nothing is declared of: {', '.join(undeclared)}. Of those that become features, a "
@@ -373,7 +390,7 @@ def check(
     if as_json:
         print(json.dumps(checked.as_json()))
     else:
-        _print_check(Console(), checked)
+        _print_check(Console(), checked, name)
     if not checked.fine:
         count = len(checked.problems)
         raise ConfigError(f"{federation}: {count} problem{'' if count == 1 else 's'}")
@@ -394,7 +411,8 @@ def _check_peers(
         results.append(result)
         if not as_json:
             how = "wrong" if result.exit_code else "warning" if result.warns else "fine"
-            style = {"wrong": "red", "warning": "yellow", "fine": ""}[how]
+            how = "now" if result.what == "wait" else how
+            style = {"wrong": "red", "warning": "yellow"}.get(how, "")
             say(console, f"{how}: ", result.text, style=style)
     if as_json:
         print(json.dumps([dataclasses.asdict(result) for result in results]))
@@ -404,7 +422,7 @@ def _check_peers(
         raise kind(f"{federation}: {len(wrong)} problem{'' if len(wrong) == 1 else 's'}")
 
 
-def _print_check(console: Console, checked: "Check") -> None:
+def _print_check(console: Console, checked: "Check", name: str | None) -> None:
     for party_check in checked.parties:
         _print_party(console, party_check)
     for name, links in checked.links.items():
@@ -429,7 +447,13 @@ def _print_check(console: Console, checked: "Check") -> None:
     for problem in checked.problems:
         say(console, "wrong: ", " ".join(problem.split()), style="red")
     if checked.fine:
-        say(console, "nothing is wrong; next: ", f"securevfl simulate {checked.file}")
+        following = f"securevfl simulate {checked.file}"
+        if name is not None:  # one party's table cannot be simulated
+            following = (
+                f"securevfl check {checked.file} --name {name} --identity DIR --peers, at an "
+                f"agreed time; then securevfl party {checked.file} --name {name} --identity DIR"
+            )
+        say(console, "nothing is wrong; next: ", following)
 
 
 def _print_party(console: Console, party_check: "PartyCheck") -> None:

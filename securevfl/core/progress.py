@@ -150,6 +150,8 @@ class LinksCounted:
     distances."""
     unit: str
     """Unit of ``median_distance``."""
+    doubt: str = ""
+    """Likeliest cause if few rows are linked; else empty."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,6 +166,8 @@ class LinkedRowsCounted:
     linked: int
     noise_std: float
     """Standard deviation of the noise, in rows; 0: the number is exact."""
+    doubt: str = ""
+    """Likeliest cause if they are few; else empty."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -327,18 +331,17 @@ def links_in_words(counts: LinksCounted) -> str:
             f"; {counts.tied_rows:,} rows have one of several records with the very same key, by "
             f"record number"
         )
-    return text
+    return f"{text}; warning: {counts.doubt}" if counts.doubt else text
 
 
 def linked_rows_in_words(count: LinkedRowsCounted) -> str:
     """Return the share of linked rows at a secondary in words, with two deviations of its noise."""
-    share = f"{100 * count.linked / count.rows:.0f} %"
-    if count.noise_std == 0:
-        return f"{share} of the {count.rows:,} rows are linked at {count.name}"
-    return (
-        f"about {share} of the {count.rows:,} rows are linked at {count.name} "
-        f"(± {200 * count.noise_std / count.rows:.2g} %)"
-    )
+    about, noise = "", ""
+    if count.noise_std:
+        about, noise = "about ", f" (± {200 * count.noise_std / count.rows:.2g} %)"
+    share = f"{about}{100 * count.linked / count.rows:.0f} %"
+    text = f"{share} of the {count.rows:,} rows are linked at {count.name}{noise}"
+    return f"warning: only {text}: {count.doubt}" if count.doubt else text
 
 
 def nearness_in_words(counts: LinksCounted) -> str:

@@ -203,7 +203,8 @@ def _sentence(
         case progress.KeysAnnounced():
             return f"keys of {event.name}: {event.keys:,} announced, for {event.rows:,} rows"
         case progress.LinksCounted():
-            return progress.links_in_words(event).partition("; ")[0]
+            text = progress.links_in_words(event).partition("; ")[0]
+            return f"{text}; warning: {event.doubt}" if event.doubt else text
         case progress.LinkedRowsCounted():
             return progress.linked_rows_in_words(event)
         case progress.RowsAligned():

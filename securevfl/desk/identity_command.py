@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -78,6 +79,8 @@ def provision(
     if as_json:
         print(json.dumps({"folder": str(out), "identities": {name: text}}))
         return
+    if (warning := kit.unreachable_primary(federation)) is not None:
+        print(f"warning: {warning}", file=sys.stderr)
     print(f"{out}: the kit of {name}; its README.md says what to do.")
     print(f"Send {out / kit.IDENTITY / 'identity.pem'} to the other parties.")
 

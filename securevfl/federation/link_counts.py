@@ -5,10 +5,12 @@ say without noise, and as often as one likes, whether a record of the primary's 
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from securevfl.config.federation import link_spec
 from securevfl.core import progress
 from securevfl.core.errors import DataError
 from securevfl.dp.class_sums import noised_rows
@@ -16,7 +18,7 @@ from securevfl.federation.messages import LinkCount
 from securevfl.federation.run_plan import RunPlan
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.sampling import has_candidate
-from securevfl.linkage.spec import LinkedSecondary
+from securevfl.linkage.spec import LinkedSecondary, few_links_doubt
 
 
 def link_count(plan: RunPlan, linked: LinkedSecondary, ledger: Ledger) -> LinkCount:
@@ -68,12 +70,22 @@ def require_link_counts(
     rows, least = plan.facts.rows, plan.config.linkage.least_linked
     std = plan.releases.link_count_std(plan.noise_share_std)
     events = [
-        progress.LinkedRowsCounted(name=name, rows=rows, linked=linked_count.linked, noise_std=std)
+        progress.LinkedRowsCounted(
+            name=name,
+            rows=rows,
+            linked=linked_count.linked,
+            noise_std=std,
+            doubt=few_links_doubt(link_spec(plan.config), linked_count.linked / rows),
+        )
         for name, linked_count in counts.items()
     ]
     for event in events:
         observe(event)
-    few = [progress.linked_rows_in_words(event) for event in events if event.linked < least * rows]
+    few = [
+        progress.linked_rows_in_words(replace(event, doubt=""))
+        for event in events
+        if event.linked < least * rows
+    ]
     if few:
         raise DataError(
             f"linkage.least_linked: {', '.join(few)}; less than {100 * least:.4g} %, so the run "

@@ -293,3 +293,37 @@ class LinkageSecret:
 
     def __repr__(self) -> str:
         return f"LinkageSecret({8 * len(self._key)} bits)"
+
+
+_FEW_LINKED: Final = 0.8
+
+
+def few_links_doubt(spec: LinkSpec, share: float) -> str:
+    """Return the likeliest cause of few links, as the end of a sentence; empty if they are many.
+
+    Args:
+        spec: Settings of the linkage.
+        share: Share of the primary's rows that have a record.
+    """
+    if share >= _FEW_LINKED:
+        return ""
+    cause = "linkage.max_distance leaves out those that are far"
+    if spec.keys.metric.equal_only:
+        spelled = ("fold", "strip_zeros", "digits_only", "dates")
+        unset = [name for name in spelled if name not in spec.keys.spelling.settings]
+        settings = ", ".join(name for name in unset if name != "fold" or not spec.keys.fold)
+        cause = (
+            f"equal keys are written differently, which linkage.{settings} may mend "
+            f"(securevfl columns shows the form of a party's keys)"
+        )
+    elif spec.choice.links_per_record is not None:
+        cause = (
+            f"a record serves at most {spec.choice.links_per_record} rows "
+            f"(privacy.links_per_record), and a larger number takes more noise"
+        )
+    elif math.isinf(spec.choice.max_distance):
+        cause = "keys are missing"
+    return (
+        f"the other rows gain nothing. Likeliest cause, if the parties have the same people or "
+        f"places: {cause}"
+    )

@@ -43,7 +43,7 @@ from securevfl.runtime.run_folder import RunFigures
 from securevfl.runtime.run_options import RejoinDue
 from securevfl.transport.channels import Kinds, PrimaryChannels
 from securevfl.transport.message import Done, Message, public_reason
-from securevfl.transport.star import PrimaryTransport, new_session
+from securevfl.transport.star import Enough, PrimaryTransport, new_session
 
 
 class PrimarySession:
@@ -68,13 +68,21 @@ class PrimarySession:
             raise ProtocolError("no party was welcomed to this session")
         return self._facts
 
-    def wait(self, callers: Collection[str], timeout_s: float, **enough: Any) -> Collection[str]:
+    def wait(
+        self,
+        callers: Collection[str],
+        timeout_s: float,
+        *,
+        enough: Enough | None = None,
+        else_said: str = "",
+    ) -> Collection[str]:
         """Listen, and wait until the parties have joined.
 
         Args:
             callers: Names of the parties that are waited for.
             timeout_s: How long, in seconds.
-            **enough: See :meth:`PrimaryTransport.wait_for_parties`.
+            enough: See :meth:`PrimaryTransport.wait_for_parties`.
+            else_said: See there.
 
         Returns:
             Names of those that have.
@@ -83,8 +91,20 @@ class PrimarySession:
         host, port = self.transport.listen()
         observe(Listening(host=host, port=port))
         observe(Stage(text="waiting for parties", of=len(callers)))
+        reported: set[str] = set()
+
+        def enough_or_report(joined: Collection[str], waited_s: float) -> bool:
+            for name, text in self.transport.busy.items():
+                if name not in reported:
+                    reported.add(name)
+                    observe(Warned(text=f"{text}; waiting for it to start its part"))
+            return enough is not None and enough(joined, waited_s)
+
         return self.transport.wait_for_parties(
-            timeout_s, on_join=lambda name: self.party.files.log("joined", name=name), **enough
+            timeout_s,
+            on_join=lambda name: self.party.files.log("joined", name=name),
+            enough=enough_or_report,
+            else_said=else_said,
         )
 
     def greetings(self, names: Collection[str]) -> dict[str, Message]:

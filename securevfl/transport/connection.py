@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from cryptography import x509
 
@@ -447,11 +447,31 @@ def check_pins(identity: Identity, pinned: Mapping[str, str], peers: Iterable[st
         check_validity(name, certificate)
 
 
-def tls_context(identity: Identity, peers: Iterable[str], *, server: bool) -> ssl.SSLContext:
+Purpose = Literal["securevfl-run", "securevfl-check"]
+"""Purpose of a connection, which both ends name in the handshake (ALPN) and which must agree."""
+
+_DOES: Final[Mapping[Purpose, str]] = {
+    "securevfl-run": "is in a run, and this party in securevfl check --peers",
+    "securevfl-check": "is still in securevfl check --peers",
+}
+
+
+def other_purpose(connection: ssl.SSLSocket, purpose: Purpose) -> str | None:
+    """Return what the other end of a connection does, if it is something else; else None."""
+    if connection.selected_alpn_protocol() == purpose:
+        return None
+    other: Purpose = "securevfl-check" if purpose == "securevfl-run" else "securevfl-run"
+    return f"{_DOES[other]}, or has another version of securevfl"
+
+
+def tls_context(
+    identity: Identity, peers: Iterable[str], *, server: bool, purpose: Purpose = "securevfl-run"
+) -> ssl.SSLContext:
     """Return a TLS 1.3 context that presents ``identity`` and trusts only ``peers``."""
     protocol = ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.set_alpn_protocols([purpose])
     context.check_hostname = False  # the pinned key identifies the peer better than a host name
     context.verify_mode = ssl.CERT_REQUIRED
     # Each trusted certificate is an end entity and signs no other.

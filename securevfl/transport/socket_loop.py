@@ -23,9 +23,11 @@ from securevfl.transport.connection import (
     HEARTBEATS_PER_SILENCE,
     Connection,
     Outgoing,
+    Purpose,
     TransportLimits,
     broken_in_words,
     in_plain_words,
+    other_purpose,
     peer_public_text,
 )
 from securevfl.transport.framing import FrameReader, encode
@@ -446,9 +448,12 @@ class Doorkeeper:
     """Rank by party name."""
     session: bytes
     """The id that every frame of this session carries."""
+    purpose: Purpose
+    """Purpose of the calls; others are refused, and may call again."""
 
     def __post_init__(self) -> None:
         self._refusals: dict[tuple[str, str], int] = {}
+        self._busy: dict[str, str] = {}
         self._callers: dict[_Caller, None] = {}  # in the order of their calls
         self._outside: dict[str, float] = {}
         self.loop.selector.register(self.listener, selectors.EVENT_READ, self._accept)
@@ -460,6 +465,11 @@ class Doorkeeper:
             f"{address}: {reason}" + (f" ({count} times)" if count > 1 else "")
             for (address, reason), count in self._refusals.items()
         ]
+
+    @property
+    def busy(self) -> Mapping[str, str]:
+        """By party: what it does instead, where its last call had another purpose."""
+        return dict(self._busy)
 
     def leave_out(self, names: Collection[str]) -> None:
         """Refuse these parties from now on; the loop's lock must be held."""
@@ -578,6 +588,10 @@ class Doorkeeper:
         if name is None:
             self._refuse(caller, "its key is pinned for no secondary")
             return
+        if (busy := other_purpose(connection, self.purpose)) is not None:
+            self._busy[name] = f"{name} {busy}"
+            self._refuse(caller, self._busy[name])
+            return
         # Held until the party is among the connections, so that the set of parties does not change
         # meanwhile.
         with self.loop.changed:
@@ -600,6 +614,7 @@ class Doorkeeper:
 
     def _let_in(self, caller: _Caller, connection: ssl.SSLSocket, name: str) -> None:
         del self._callers[caller]
+        self._busy.pop(name, None)
         self.loop.selector.unregister(connection)
         admitted = Connection(
             peer=name,

@@ -19,9 +19,11 @@ from securevfl.core.conventions import PRIMARY_RANK
 from securevfl.transport.connection import (
     Connection,
     Outgoing,
+    Purpose,
     TransportLimits,
     check_pins,
     in_plain_words,
+    other_purpose,
     own_certificate_refused,
     peer_public_text,
     tls_context,
@@ -81,6 +83,8 @@ class Dialling:
     """The primary's name."""
     pinned: str
     """The primary's pinned public text."""
+    purpose: Purpose
+    """Purpose of the call; a primary with another one is called again."""
     own_name: str
     rank: int
     """This party's rank, which the primary must confirm."""
@@ -146,6 +150,8 @@ class Dialling:
                 raise _CallFailedError(
                     f"it holds the key {key}, not the pinned {self.pinned}", telling=2
                 )
+            if (busy := other_purpose(secured, self.purpose)) is not None:
+                raise _CallFailedError(f"it {busy}", telling=2)
             reader = FrameReader(
                 peer=self.peer,
                 sender_rank=PRIMARY_RANK,
@@ -304,8 +310,10 @@ class Transport:
         ranks: Mapping[str, int],
         *,
         limits: TransportLimits = TransportLimits(),  # noqa: B008 - frozen
+        purpose: Purpose = "securevfl-run",
     ) -> None:
         self.name = identity.name
+        self._purpose = purpose
         self.ranks = dict(ranks)
         primaries = [name for name, rank in ranks.items() if rank == PRIMARY_RANK]
         if len(primaries) != 1 or len(set(ranks.values())) != len(ranks):
@@ -578,10 +586,11 @@ class PrimaryTransport(Transport):
         ranks: Mapping[str, int],
         *,
         limits: TransportLimits = TransportLimits(),  # noqa: B008 - frozen
+        purpose: Purpose = "securevfl-run",
     ) -> None:
         if len(session) != SESSION_BYTES:
             raise errors.ConfigError(f"session: must be {SESSION_BYTES} bytes, got {len(session)}")
-        super().__init__(address, identity, pinned, ranks, limits=limits)
+        super().__init__(address, identity, pinned, ranks, limits=limits, purpose=purpose)
         self.session = session
         self._door: Doorkeeper | None = None
 
@@ -596,7 +605,8 @@ class PrimaryTransport(Transport):
         self._door = Doorkeeper(
             loop=self._loop,
             listener=listener,
-            context=tls_context(self._identity, self._peers, server=True),
+            context=tls_context(self._identity, self._peers, server=True, purpose=self._purpose),
+            purpose=self._purpose,
             names={self._pinned[name]: name for name in self.secondaries},
             ranks=self.ranks,
             session=self.session,
@@ -672,6 +682,11 @@ class PrimaryTransport(Transport):
             connection.peer_left = True
             connection.outgoing.append(Outgoing(encode(failure.to_message())))
         self._loop.wake()
+
+    @property
+    def busy(self) -> Mapping[str, str]:
+        """By secondary: what it does instead of what this session is for."""
+        return {} if self._door is None else self._door.busy
 
     @property
     def refusals(self) -> list[str]:
@@ -857,7 +872,8 @@ class SecondaryTransport(Transport):
         checks.positive(deadline_s=deadline_s)
         dialling = Dialling(
             address=self._address,
-            context=tls_context(self._identity, self._peers, server=False),
+            context=tls_context(self._identity, self._peers, server=False, purpose=self._purpose),
+            purpose=self._purpose,
             peer=self.primary,
             pinned=self._pinned[self.primary],
             own_name=self.name,

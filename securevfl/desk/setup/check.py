@@ -2,8 +2,9 @@
 
 import dataclasses
 import math
+import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -15,6 +16,7 @@ from securevfl.config.disclosure import channels
 from securevfl.config.federation import FederationConfig, link_spec
 from securevfl.config.rules import require_helpers, require_own_files
 from securevfl.config.sections import PartySettings
+from securevfl.core import files
 from securevfl.core.errors import ConfigError, SecureVflError
 from securevfl.core.formatting import finite_or_none
 from securevfl.core.memory import peak_memory_bytes
@@ -22,7 +24,7 @@ from securevfl.core.progress import LinksCounted, event_fields, links_in_words, 
 from securevfl.data.sources.read import ignore_note
 from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.desk.setup.party_check import Collected, PartyCheck, check_party
-from securevfl.desk.setup.proposed_keys import BetterSpelling, better_spelling
+from securevfl.desk.setup.spelling import BetterSpelling, better_spelling
 from securevfl.dp.labels import labels_total
 from securevfl.dp.statement import of_labels
 from securevfl.federation.build import build_top
@@ -35,7 +37,7 @@ from securevfl.federation.run_plan import (
     run_facts,
 )
 from securevfl.linkage.links import LinkTable
-from securevfl.linkage.spec import LinkSpec
+from securevfl.linkage.spec import LinkSpec, few_links_doubt
 from securevfl.linkage.stage.candidates import count_links, link_warnings, repeated_key_warnings
 from securevfl.linkage.stage.linkage_parts import protection_of
 from securevfl.linkage.stage.linking import Linker
@@ -43,6 +45,10 @@ from securevfl.models.alone.margins import BaselineConfig
 from securevfl.models.tasks import TaskHead
 from securevfl.runtime.run_options import warnings_about
 from securevfl.stages.assist.family import AssistConfig, cross_fit
+
+FILL_IN: Final = "# FILL IN:"
+"""Beginning of a line that somebody must complete."""
+
 
 LIMITS: Final = (1, 2, 4)
 """Values of ``links_per_record`` that are compared."""
@@ -243,14 +249,8 @@ class ExpectedLinks:
         warnings, name = list(self.doubts), self.counts.name
         if self.better is not None:
             warnings.append(f"{name}: {self.better.in_words()}")
-        elif self.share < _FEW:
-            text = f"{name}: only {self.share:.0%} of the rows get a link; the others gain nothing"
-            if config.privacy.links_per_record is not None and config.linkage.metric != "exact":
-                text += (
-                    "; where one record serves many rows, a larger privacy.links_per_record links "
-                    "more of them, for more noise than that gains at the same epsilon"
-                )
-            warnings.append(text)
+        elif doubt := few_links_doubt(link_spec(config), self.share):
+            warnings.append(f"{name}: only {self.share:.0%} of the rows get a link; {doubt}")
         if self.one_right is not None:
             warnings.append(
                 f"{name}: for {self.one_right:.0%} of the linked rows one record is far nearer "
@@ -452,6 +452,7 @@ def _step_seconds(config: FederationConfig, table: PartyTable, plan: RunPlan) ->
 
 # Of a frozen run the noise is the same for any number of rows: each is released once.
 _SOME_ROWS: Final = 1000
+_PARTY_NAME: Final = re.compile(r'name = "([^"]+)"')
 
 
 @dataclass(kw_only=True)
@@ -584,9 +585,28 @@ def check_federation(
         check.parties.append(party_check)
         check.problems += [text for text in party_check.problems if not collected.follows(text)]
         check.warnings += party_check.warnings
+    check.problems += _left_open(path, {party_check.party.name for party_check in check.parties})
     if check.config is not None:
         _see_the_run(check, check.config)
     return check
+
+
+def _left_open(path: Path, checked: Collection[str]) -> list[str]:
+    """Return what ``init`` has left open of parties whose tables are not checked."""
+    try:
+        lines = files.read_text(path, most=files.MOST_OF_SETTINGS).splitlines()
+    except OSError:
+        return []  # noted before
+    problems, party = [], None
+    for number, line in enumerate(lines, 1):
+        if named := _PARTY_NAME.match(line):
+            party = named[1]
+        elif line.startswith(FILL_IN) and party is not None and party not in checked:
+            problems.append(
+                f"{path}: line {number}, of {party!r}, is left open: "
+                f"{line.removeprefix(FILL_IN).strip()}; complete it, and drop {FILL_IN!r}"
+            )
+    return problems
 
 
 def _what_is_unsure(mended: set[str]) -> bool:

@@ -27,12 +27,14 @@ from securevfl.data.sources.settings import (
     require_own_tables,
 )
 from securevfl.data.tables import KeyTable, default_validation_fraction
-from securevfl.desk.setup import check, proposed_columns, proposed_keys
+from securevfl.desk.setup import check, proposed_columns, spelling
 from securevfl.desk.setup.proposal import ColumnUse, Proposal, Wishes, propose
 from securevfl.dp.statement import bounded_statement
+from securevfl.linkage.metrics.metric import KeySpec
 from securevfl.linkage.stage.party_keys import read_keys
 
 _WIDTH: Final = 96
+
 
 FROM_RECORDS: Final = (
     "Ranges, words and gaps below marked so were taken from the records (--bounds-from-data): they "
@@ -87,7 +89,7 @@ def _model(proposal: Proposal, chosen: Mapping[str, Mapping[str, Any]]) -> str:
         why_so_many = "K: the nearest record is far nearer than the next"
         if proposal.keys.metric == "exact":
             why_so_many = "K: an id is at most one record of a secondary"
-    numbers = "# FILL IN: numbers = " + _aside("how many classes the label has")
+    numbers = f"{check.FILL_IN} numbers = " + _aside("how many classes the label has")
     if proposal.classes is not None:
         each = "one number for each class"
         if proposal.classes == 2:
@@ -288,8 +290,8 @@ def _declarations(proposal: Proposal, party: str) -> list[str]:
     if gaps:
         lines += [
             _comment(
-                f"FILL IN: missing_columns = {toml_value([*names, *gaps])} if all know that these "
-                f"may have gaps; else fill the gaps in, or exclude the columns"
+                f"{check.FILL_IN.removeprefix('# ')} missing_columns = "
+                f"{toml_value([*names, *gaps])} if all know that these may have gaps; else fill them in, or exclude the columns"
             )
         ]
     if proposal.bounds_from_data:
@@ -315,13 +317,14 @@ def _bounds(use: ColumnUse) -> str | None:
     if not use.open or use.column.kind == "words":
         return None
     example = '["2015-01-01", "2025-12-31"]' if use.column.kind == "date" else "[LOW, HIGH]"
-    return f"# FILL IN: {name} = {example}, known without looking at the records"
+    unit = f", as written before {use.column.unit!r}" if use.column.unit else ""
+    return f"{check.FILL_IN} {name} = {example}, known without looking at the records{unit}"
 
 
 def _categories(use: ColumnUse) -> str:
     name = toml_key(use.column.name)
     if use.words is None:
-        return f'# FILL IN: {name} = ["WORD", "WORD", "other"], known without looking'
+        return f'{check.FILL_IN} {name} = ["WORD", "WORD", "other"], known without looking'
     return f"{name} = {toml_value(use.words)}{_aside(use.source)}"
 
 
@@ -374,13 +377,19 @@ def look_at(
         if form is not None:
             reading = replace(reading, dates=form)
             frame = with_dates(frame, reading, wanted, where=where)
-    return proposed_columns.describe_table(
+    table = proposed_columns.describe_table(
         frame,
         name=name,
         data=_from(root, path),
         types=proposed_columns.declared_types(path),
         declared=declared,
         reading=reading,
+    )
+    return proposed_columns.with_key_forms(
+        table,
+        lambda names: read_frame(
+            path, where=where, reading=reading, wanted=replace(wanted, as_text=names)
+        ),
     )
 
 
@@ -437,33 +446,27 @@ def _with_links(proposal: Proposal, root: Path) -> Proposal:
     """Return a proposal with figures of links between the tables on this machine."""
     config = _parse(federation_text(proposal))
     keys = _keys(proposal, config, root)
-    first, *others = (keys.get(table.name) for table in proposal.tables)
-    if first is None:
-        return replace(proposal, doubts=proposal.keys.doubts)
-    spec, there = link_spec(config), [other for other in others if other]
-    better = [
-        spelling
-        for own in there
-        if (spelling := proposed_keys.better_spelling(spec.keys, first, own))
-    ]
+    better, doubts = _better_spelling(proposal, link_spec(config).keys, keys)
+    doubts = [*proposal.keys.doubts, *doubts]
     if better:
-        settings = {name: value for spelling in better for name, value in spelling.settings.items()}
-        shares = tuple(
-            f"keys are spelled differently: {spelling.in_words()}" for spelling in better
-        )
+        settings = {name: value for found in better for name, value in found.settings.items()}
+        shares = tuple(f"keys are spelled differently: {found.in_words()}" for found in better)
         proposal = replace(proposal, spelling=settings, spelling_shares=shares)
         config = _parse(federation_text(proposal))
-        spec = link_spec(config)
-        first, *there = (
-            replace(table_keys, columns=spec.keys.normal(table_keys.columns))
-            for table_keys in (first, *there)
-        )
+    spec = link_spec(config)
+    normal = {
+        name: replace(table_keys, columns=spec.keys.normal(table_keys.columns))
+        for name, table_keys in keys.items()
+    }
+    first, *others = (normal.get(table.name) for table in proposal.tables)
+    there = [other for other in others if other]
+    if first is None:
+        return replace(proposal, doubts=tuple(doubts))
     if there and all(check.one_is_right(spec, first, own) is not None for own in there):
         proposal = replace(proposal, keys=replace(proposal.keys, neighbours=1))
         config = _parse(federation_text(proposal))
         spec = link_spec(config)
     served = {own.name: check.rows_served(spec, first, own) for own in there}
-    doubts = list(proposal.keys.doubts)
     for own in there:
         with contextlib.suppress(SecureVflError):  # check names it
             doubts += check.expected_links(config, first, own).doubts
@@ -474,6 +477,32 @@ def _with_links(proposal: Proposal, root: Path) -> Proposal:
         },
         doubts=tuple(doubts),
     )
+
+
+def _better_spelling(
+    proposal: Proposal, spec: KeySpec, keys: Mapping[str, KeyTable]
+) -> tuple[list[spelling.BetterSpelling], list[str]]:
+    """Return better spellings for each secondary, by keys or by forms, and doubts about forms."""
+    found, doubts = [], []
+    first, *others = proposal.tables
+    forms = {
+        table.name: [
+            None if (column := table.column(name)) is None else column.form
+            for name in proposal.keys.columns[table.name]
+        ]
+        for table in proposal.tables
+    }
+    for own in others:
+        if first.name in keys and own.name in keys:
+            better = spelling.better_spelling(spec, keys[first.name], keys[own.name])
+        else:
+            better = spelling.better_by_forms(spec, forms[first.name], forms[own.name])
+            doubts += spelling.doubts_about_forms(
+                spec, better, {first.name: forms[first.name], own.name: forms[own.name]}
+            )
+        if better is not None:
+            found.append(better)
+    return found, doubts
 
 
 def _keys(proposal: Proposal, config: FederationConfig, root: Path) -> dict[str, KeyTable]:

@@ -14,6 +14,7 @@ import datetime
 import re
 import shutil
 import string
+import sys
 import time
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
@@ -174,14 +175,27 @@ def look_at_peers(
     limits = transport_limits(config, work_s=work_s)
     place = parse_address(listen or config.address)
     pinned = pinned_by(config)
+    awaited = (
+        ", ".join(party.name for party in config.callers) if identity.name == primary else primary
+    )
+    text = f"waiting for {awaited}, up to {wait_s:g} s (port {place[1]} of {place[0]})"
+    yield PeerFinding(what="wait", text=text)
     try:
         if identity.name == primary:
             with PrimaryTransport(
-                place, identity, pinned, new_session(), config.ranks, limits=limits
+                place,
+                identity,
+                pinned,
+                new_session(),
+                config.ranks,
+                limits=limits,
+                purpose="securevfl-check",
             ) as star:
                 yield from _as_primary(star, config, wait_s)
         else:
-            with SecondaryTransport(place, identity, pinned, config.ranks, limits=limits) as star:
+            with SecondaryTransport(
+                place, identity, pinned, config.ranks, limits=limits, purpose="securevfl-check"
+            ) as star:
                 star.connect(wait_s)
                 star.send(_own_facts(config).to_message())
                 # The primary may wait as long for each of those that called before.
@@ -306,6 +320,8 @@ def provision(federation: Path, name: str, out: Path, *, days: int, renew: bool 
         "network": network,
         "until": f"{own.certificate.not_valid_after_utc:%d %B %Y}",
         "version": __version__,
+        # In a unit file, "%" and "\\" have a meaning.
+        "python": sys.executable.replace("\\", "\\\\").replace("%", "%%"),
         "ports": f'ports: ["{port}:{port}"]' if listens else "# no port: this party only calls",
         "listen": f" --listen 0.0.0.0:{port}" if listens else "",
     }
@@ -314,6 +330,17 @@ def provision(federation: Path, name: str, out: Path, *, days: int, renew: bool 
         text = string.Template(source).substitute(words)
         files.write_text(out / file.format(name=name), text, for_others=True)
     return own.public_text
+
+
+def unreachable_primary(federation: Path) -> str | None:
+    """Return a warning if the other machines cannot reach the primary's address; else None."""
+    host = parse_address(read_federation(federation).address)[0]
+    if host not in ("localhost", "::1", "::", "0.0.0.0") and not host.startswith("127."):  # noqa: S104
+        return None
+    return (
+        f"{federation}: the primary's address is {host}, which every machine takes for itself or "
+        f"for none; write the primary's own name there, in every party's file"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

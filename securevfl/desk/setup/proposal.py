@@ -7,15 +7,19 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
-from securevfl.core.column_names import meaning_of, names_one_person
 from securevfl.core.conventions import Task
 from securevfl.core.errors import ConfigError
 from securevfl.data.cells import amounts_of, dates_of, texts_of
-from securevfl.data.column_kinds import is_row_number
 from securevfl.data.keys_and_labels import encode_labels
-from securevfl.data.scaling import MAX_CATEGORIES
 from securevfl.desk.setup.check import LIMITS, RowsServed
-from securevfl.desk.setup.proposed_columns import Bounds, Column, Table, no_such_column
+from securevfl.desk.setup.proposed_columns import (
+    Bounds,
+    Column,
+    Table,
+    excluded_because,
+    largest_delta,
+    no_such_column,
+)
 from securevfl.desk.setup.proposed_keys import KeyProposal, propose_keys
 
 if TYPE_CHECKING:
@@ -26,7 +30,6 @@ _TAKEN: Final = "taken from the records"
 # Words of fewer rows are not written into a file: they may speak of one person.
 _FEW: Final = 10
 _OTHER: Final = "other"
-_LARGEST_DELTA: Final = 1e-5
 # A range leaves out this share of the values at either end, and so many at least: no single
 # record decides it.
 _OUTER: Final = 0.01
@@ -236,7 +239,7 @@ def propose(tables: Sequence[Table], wishes: Wishes) -> Proposal:
         truth=wishes.truth,
         some_unlabelled=bool(label.inferred and label.inferred.missing),
         epsilon=wishes.epsilon,
-        delta=_delta([table.rows for table in secondaries]),
+        delta=min(table.delta or largest_delta(table.rows) for table in secondaries),
         classes=_classes_of(label, task),
         bounds_from_data=wishes.bounds_from_data,
     )
@@ -301,12 +304,6 @@ def _classes_of(label: Column, task: Task) -> int | None:
     return 2
 
 
-def _delta(rows: Sequence[int | None]) -> float:
-    """Return a delta below 0.1 divided by the records of the largest table."""
-    largest = max((count for count in rows if count is not None), default=1)
-    return min(_LARGEST_DELTA, 10.0 ** -(math.ceil(math.log10(max(largest, 1))) + 1))
-
-
 def _use_of(column: Column, primary: bool, keys: Sequence[str], wishes: Wishes) -> ColumnUse:
     def as_(use: Use, why: str) -> ColumnUse:
         return ColumnUse(column=column, use=use, why=why)
@@ -322,30 +319,6 @@ def _use_of(column: Column, primary: bool, keys: Sequence[str], wishes: Wishes) 
     if primary:
         return as_("feature", column.kind)
     return _declare_use(column, wishes)
-
-
-def excluded_because(column: Column) -> str | None:
-    """Return why a column should be no feature, without a figure of the records; None if it may."""
-    if is_row_number(column.name):
-        return "has no name of its own, as a stored row number has none"
-    if column.excluded:
-        return "its owner leaves it out"
-    if column.words is not None:
-        return None
-    if names_one_person(column.name, column.kind):
-        return "its name says that it identifies one person"
-    if column.kind == "unusable":
-        reason = column.inferred.reason if column.inferred else "nothing that a model can use"
-        return f"holds {reason}" if reason != "empty" else "is empty in every row"
-    if column.kind == "text":
-        if column.inferred is not None and not column.inferred.problem:
-            return f"has more than {MAX_CATEGORIES} words (max_categories); list those that matter"
-        return "holds texts that hardly repeat: an identifier, or free text"
-    if meaning_of(column.name) == "identity":
-        return "its name says that it numbers or names something: an identifier"
-    if column.inferred is not None and (column.inferred.identifier or column.inferred.problem):
-        return "hardly a value repeats: it looks like an identifier"
-    return "is the same in every row" if column.constant else None
 
 
 def _declare_use(column: Column, wishes: Wishes) -> ColumnUse:

@@ -1,14 +1,15 @@
 """Descriptions of tables' columns, from which a federation file is proposed.
 
 Facts of a table on this machine are counted from its records. Facts that a partner sent are a
-:class:`ColumnList`: names, kinds and what the partner declares, and nothing that was counted.
+:class:`ColumnList`: names, kinds, what the partner declares, and the form of keys.
 """
 
 import fnmatch
 import json
+import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
@@ -16,13 +17,15 @@ import numpy as np
 import pandas as pd
 
 from securevfl.core import checks, files
+from securevfl.core.column_names import meaning_of, names_one_person
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.settings import read_settings
-from securevfl.data.cells import day_number
+from securevfl.data.cells import day_number, share_with_zone, texts_of
 from securevfl.data.column_kinds import ColumnKind, infer, is_row_number
 from securevfl.data.scaling import MAX_CATEGORIES
 from securevfl.data.sources.read import read_dates
 from securevfl.data.sources.settings import AS_IT_IS, Reading
+from securevfl.desk.setup.spelling import KeyForm, Zone, form_of, zone_of
 
 Held = Literal["number", "boolean", "words", "date", "text", "unusable"]
 """Content of a column; ``text`` has too many different words to be a feature."""
@@ -31,7 +34,9 @@ Bounds = tuple[float, float] | tuple[str, str]
 """``(low, high)``; of dates, as texts in ISO form."""
 
 _FEWEST: Final = 20
+_LARGEST_DELTA: Final = 1e-5
 _SHOWN: Final = 20
+_NEARLY_ALL: Final = 0.95
 
 # With dots and hyphens, the day comes first wherever the year is last, but for the hyphens of
 # North America.
@@ -78,13 +83,37 @@ class Column:
 
     values: "pd.Series[Any] | None" = None
 
+    form: KeyForm | None = None
+    """Form of its values, where the column may be a key and its values are many."""
+
+    no_feature: str = ""
+    """Reason why the column is no feature, as its owner's list gives it."""
+
+    unit: str = ""
+    """Sign behind its numbers, such as ``%``."""
+
+    @property
+    def one_each(self) -> bool:
+        """Whether each value has one record; True where it is not known."""
+        if self.form is None:
+            return self.inferred is None or self.unique
+        return not self.form.repeats
+
+    @property
+    def zone(self) -> Zone | None:
+        """Which points in time say their zone; None if that is not known."""
+        if self.values is None:
+            return None if self.form is None else self.form.zone
+        share = share_with_zone(self.values)
+        return "all" if share == 1 else "some" if share else "none"
+
     @property
     def unique(self) -> bool:
         """Whether nearly every record has a value of its own, as far as that is known."""
         if self.inferred is None:
             return False
         present = self.inferred.rows - self.inferred.missing
-        return present >= _FEWEST and self.inferred.different >= 0.95 * present
+        return present >= _FEWEST and self.inferred.different >= _NEARLY_ALL * present
 
     @property
     def constant(self) -> bool:
@@ -109,6 +138,9 @@ class Table:
 
     rows: int | None = None
     """Number of records; None if the table is not on this machine."""
+
+    delta: float | None = None
+    """Largest delta for its records, as its owner's list gives it."""
 
     reading: Reading = AS_IT_IS
     """Reading settings of its file, and the form of its dates."""
@@ -184,6 +216,7 @@ def describe_table(
             Column(
                 name=column,
                 kind=held_by(inferred),
+                unit=inferred.sign,
                 bounds=bounds,
                 declared_by=declared_by,
                 excluded=is_row_number(column),
@@ -193,6 +226,42 @@ def describe_table(
         )
     table = Table(name=name, data=data, columns=tuple(columns), rows=len(frame), reading=reading)
     return with_declared(table, declared)
+
+
+def with_key_forms(table: Table, read_as_text: Callable[[list[str]], pd.DataFrame]) -> Table:
+    """Return a table on this machine with the form of each column that may be a key.
+
+    Args:
+        table: The table.
+        read_as_text: Reads it again with some columns as the texts that they are as keys: numbers
+            have no zeros in front.
+    """
+    likely = {
+        column.name: column.inferred
+        for column in table.columns
+        if column.inferred is not None
+        and not column.excluded
+        and (
+            column.inferred.identifier is not None
+            or meaning_of(column.name) in ("identity", "person", "time")
+        )
+    }
+    numbers = [name for name, inferred in likely.items() if inferred.kind == "number"]
+    texts = read_as_text(numbers) if numbers else pd.DataFrame()
+    forms = {}
+    for column in table.columns:
+        inferred, values = likely.get(column.name), column.values
+        if inferred is None or values is None:
+            continue
+        if column.name in texts:
+            values = texts[column.name]
+        rows = int(values.count())
+        zone = zone_of(share_with_zone(values), rows) if inferred.timed else None
+        forms[column.name] = form_of(texts_of(values)[1], rows=rows, zone=zone)
+    return replace(
+        table,
+        columns=tuple(replace(column, form=forms.get(column.name)) for column in table.columns),
+    )
 
 
 def with_declared(table: Table, declared: Declared) -> Table:
@@ -292,40 +361,85 @@ class ListedColumn:
     words: tuple[str, ...] | None = None
     excluded: bool = False
     may_be_missing: bool = False
+    no_feature: str = ""
+    unit: str = ""
+    form: KeyForm | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ColumnList:
-    """Columns of a table, from which partners propose a federation file."""
+    """A table's card: its columns, from which partners propose a federation file."""
 
     format: str
     party: str
     data: str
     reading: Reading = AS_IT_IS
+    delta: float | None = None
     columns: tuple[ListedColumn, ...]
 
 
+def excluded_because(column: Column) -> str | None:
+    """Return why a column should be no feature, without a figure of the records; None if it may."""
+    if is_row_number(column.name):
+        return "has no name of its own, as a stored row number has none"
+    if column.excluded:
+        return "its owner leaves it out"
+    if column.words is not None:
+        return None
+    if column.no_feature:
+        return column.no_feature
+    if names_one_person(column.name, column.kind):
+        return "its name says that it identifies one person"
+    if column.kind == "unusable":
+        reason = column.inferred.reason if column.inferred else "nothing that a model can use"
+        return f"holds {reason}" if reason != "empty" else "is empty in every row"
+    if column.kind == "text":
+        if column.inferred is not None and not column.inferred.problem:
+            return f"has more than {MAX_CATEGORIES} words (max_categories); list those that matter"
+        return "holds texts that hardly repeat: an identifier, or free text"
+    if meaning_of(column.name) == "identity":
+        return "its name says that it numbers or names something: an identifier"
+    if column.inferred is not None and (column.inferred.identifier or column.inferred.problem):
+        return "hardly a value repeats: it looks like an identifier"
+    return "is the same in every row" if column.constant else None
+
+
+def largest_delta(rows: int | None) -> float:
+    """Return a delta below 0.1 divided by the records of a table."""
+    return min(_LARGEST_DELTA, 10.0 ** -(math.ceil(math.log10(max(rows or 1, 1))) + 1))
+
+
 def write_column_list(table: Table, path: Path) -> None:
-    """Write the list of a table's columns, from which partners propose a federation file.
+    """Write a table's card, its columns and its keys' form, from which partners propose a file.
 
     Raises:
         StorageError: If the file cannot be written.
 
     Reveals:
-        To readers of the file: the party's and its table's name; each column's name and kind;
-        bounds and words that were declared. No value, no count and no range of the records. A kind
-        is told by the records where the file declares none: that a column holds numbers, dates, or
-        few different words.
+        To readers of the file: the party's and its table's name; each column's name, kind and unit;
+        bounds and words that were declared; the power of ten above the number of records, behind
+        delta, where there are more than 10,000. A kind is told by the records where the file
+        declares none: that a column holds numbers, dates, or few different words, is the same in
+        every row, or hardly repeats. Of columns that may be keys: what
+        :func:`securevfl.desk.setup.spelling.form_of` says. No value, no other count and no range.
     """
     columns = []
     for column in table.columns:
         values = {
             data_field.name: getattr(column, data_field.name) for data_field in fields(ListedColumn)
         }
-        columns.append(
-            {name: value for name, value in values.items() if value not in (None, False)}
-        )
-    content = {"format": LIST_FORMAT, "party": table.name, "data": table.data, "columns": columns}
+        values["no_feature"] = excluded_because(column) or ""
+        if column.form is not None:
+            form = asdict(column.form).items()
+            values["form"] = {name: value for name, value in form if value or name == "texts"}
+        columns.append({name: value for name, value in values.items() if value})
+    content = {
+        "format": LIST_FORMAT,
+        "party": table.name,
+        "data": table.data,
+        "delta": largest_delta(table.rows),
+        "columns": columns,
+    }
     reading = {"reading": table.reading.given_settings} if table.reading.given_settings else {}
     files.write_output(path, json.dumps({**content, **reading}, indent=2) + "\n")
 
@@ -356,12 +470,21 @@ def read_column_list(path: Path) -> Table:
                 declared_by="as the party's column list declares",
                 excluded=column.excluded,
                 may_be_missing=column.may_be_missing,
+                no_feature=column.no_feature,
+                unit=column.unit,
+                form=column.form,
             )
             for column in listed.columns
         )
     except ConfigError as error:
         raise DataError(f"{where}: {str(error).removeprefix('list.')}") from None
-    return Table(name=listed.party, data=listed.data, columns=columns, reading=listed.reading)
+    return Table(
+        name=listed.party,
+        data=listed.data,
+        columns=columns,
+        reading=listed.reading,
+        delta=listed.delta,
+    )
 
 
 def checked_bounds(pair: Sequence[Any]) -> Bounds:

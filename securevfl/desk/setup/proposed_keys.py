@@ -1,22 +1,14 @@
 """Proposed key columns: those with matching names and kinds in all tables."""
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
-from typing import Any, Final, NamedTuple
-
-import numpy as np
+from typing import Final
 
 from securevfl.config.encoder import NEIGHBOURS
 from securevfl.core.column_names import canonical, keys_in_clear, meaning_of, spelled_in_digits
 from securevfl.core.errors import ConfigError
-from securevfl.data.cells import share_with_zone, texts_of
-from securevfl.data.tables import KeyTable
+from securevfl.data.cells import texts_of
 from securevfl.desk.setup.proposed_columns import Column, Table, no_such_column
-from securevfl.linkage.metrics.exact import Exact, exact_texts
-from securevfl.linkage.metrics.metric import KeySpec
-from securevfl.linkage.text import Spelling
 
 # Ids that differ in more of the records than this are misspelled, or are not the same ids.
 _EQUAL_IDS: Final = 0.95
@@ -187,7 +179,7 @@ def _by_ids(
     if agreed is not None:
         most = "nearly all" if agreed >= _EQUAL_IDS else "some"
         reason = f"is in every table, and {most} of the smaller table's values are in the other"
-    once = all(column.unique or column.inferred is None for column in ids[name].values())
+    once = all(column.one_each for column in ids[name].values())
     return KeyProposal(
         metric="exact",
         columns=columns,
@@ -231,20 +223,15 @@ def _zones(columns: Mapping[str, Column]) -> tuple[str, ...]:
     """Return a warning if only some times have a zone.
 
     Args:
-        columns: One of each party that has its table here, by party.
+        columns: One of each party, by party.
     """
-    shares = {
-        party: share_with_zone(column.values)
-        for party, column in columns.items()
-        if column.values is not None
-    }
-    if len(set(shares.values())) <= 1 and set(shares.values()) <= {0.0, 1.0}:
+    zones = {party: having for party, column in columns.items() if (having := column.zone)}
+    if len(set(zones.values())) <= 1 and "some" not in zones.values():
         return ()
-    having = {0.0: "none", 1.0: "all"}
-    zones = ", ".join(f"{having.get(share, 'some')} of {party}" for party, share in shares.items())
+    of_parties = ", ".join(f"{having} of {party}" for party, having in zones.items())
     return (
-        f"times with a zone (Z, +01:00): {zones}; a time without one counts as UTC, so write the "
-        f"zone, or UTC, at every party",
+        f"times with a zone (Z, +01:00): {of_parties}; a time without one counts as UTC, so "
+        f"write the zone, or UTC, at every party",
     )
 
 
@@ -298,7 +285,7 @@ def _as_asked(tables: Sequence[Table], asked: Sequence[str]) -> KeyProposal:
     else:
         metric, why = "levenshtein", "read as one text, near means few edits"
     once = metric == "exact" and all(
-        column.unique or column.inferred is None for every in chosen.values() for column in every
+        column.one_each for every in chosen.values() for column in every
     )
     return KeyProposal(
         metric=metric,
@@ -342,130 +329,3 @@ def _names(columns: Mapping[str, tuple[str, ...]]) -> str:
     if len(set(columns.values())) == 1:
         return ", ".join(next(iter(columns.values())))
     return "; ".join(f"{', '.join(names)} ({party})" for party, names in columns.items())
-
-
-# What links fewer rows more than this share is not worth a setting.
-_MORE: Final = 0.05
-# Where so many rows have a record, spelling is not looked into.
-_ENOUGH: Final = 0.9
-# Different keys of a table that stay different.
-_KEPT: Final = 0.99
-# In larger tables settings are tried one by one, not in pairs.
-_LARGE: Final = 400_000
-_SETTINGS: Final[tuple[dict[str, Any], ...]] = (
-    {"fold": True},
-    {"strip_zeros": True},
-    {"dates": "day-first"},
-    {"dates": "month-first"},
-    {"digits_only": True},
-)
-"""Settings in order of how much of a key they change."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BetterSpelling:
-    """Settings of ``[linkage]`` under which more rows have a record of an equal key."""
-
-    settings: dict[str, Any]
-    """Settings by name."""
-
-    share: float
-    """Share of the primary's rows that have a record of an equal key under these settings."""
-
-    share_now: float
-    """Share of the primary's rows that have a record of an equal key now."""
-
-    def in_words(self) -> str:
-        """Return the settings to write, and their effect, in words."""
-        settings_text = " and ".join(
-            f"linkage.{name} = {str(value).lower() if value is True else repr(value)}"
-            for name, value in self.settings.items()
-        ).replace("'", '"')
-        return (
-            f"with {settings_text}, {self.share:.0%} of the rows have a record with an equal key "
-            f"(now {self.share_now:.0%})"
-        )
-
-
-def better_spelling(spec: KeySpec, primary: KeyTable, own: KeyTable) -> BetterSpelling | None:
-    """Return the settings that give most rows a record of an equal key; None if none gives more.
-
-    A setting that makes different keys of one table equal is left out: it would link different
-    people.
-
-    Args:
-        spec: Which keys are compared.
-        primary: The primary's keys.
-        own: The secondary's.
-
-    Reveals:
-        Nothing leaves the process, which holds both tables.
-    """
-    if "text" not in spec.kinds.values():
-        return None
-    if not isinstance(spec.metric, Exact):
-        # Other metrics compare texts without case anyway.
-        spec = dataclasses.replace(spec, fold=True)
-    both = [_as_texts(keys) for keys in (primary, own)]
-    now = _shares(spec, both, least=(0, 0))
-    if now.rows >= _ENOUGH:
-        return None
-    known = {"fold"} if spec.fold else set()
-    single = [
-        setting for setting in _SETTINGS if not (known | set(spec.spelling.settings)) & set(setting)
-    ]
-    pairs = [
-        first | other for first, other in combinations(single, 2) if not set(first) & set(other)
-    ]
-    large = sum(keys.num_rows for keys in both) > _LARGE
-    best = None
-    for settings in single if large else (*single, *pairs):
-        share = _shares(_with(spec, settings), both, least=now.different).rows
-        if share > _MORE + (now.rows if best is None else best.share):
-            best = BetterSpelling(settings=settings, share=share, share_now=now.rows)
-    return best
-
-
-def _with(spec: KeySpec, settings: dict[str, Any]) -> KeySpec:
-    spelled = {name: value for name, value in settings.items() if name != "fold"}
-    return dataclasses.replace(
-        spec,
-        fold=settings.get("fold", spec.fold),
-        spelling=Spelling(**{**spec.spelling.settings, **spelled}),
-    )
-
-
-def _as_texts(keys: KeyTable) -> KeyTable:
-    """Return keys with numbers as texts; a missing one stays missing."""
-    return dataclasses.replace(
-        keys,
-        columns={
-            name: column
-            if column.dtype == object
-            else np.array(
-                [None if number != number else f"{number:.17g}" for number in column], object
-            )
-            for name, column in keys.columns.items()
-        },
-    )
-
-
-class _Shares(NamedTuple):
-    rows: float
-    """Share of the primary's rows that have a record of an equal key."""
-
-    different: tuple[int, int]
-    """Different keys of the primary, and of the secondary."""
-
-
-def _shares(spec: KeySpec, both: Sequence[KeyTable], *, least: tuple[int, int]) -> _Shares:
-    """Compare keys; no row counts as linked if a table has too few different keys."""
-    texts = [
-        exact_texts(spec, dataclasses.replace(keys, columns=spec.spelling.of_columns(keys.columns)))
-        for keys in both
-    ]
-    mine, theirs = set(texts[0]) - {None}, set(texts[1]) - {None}
-    different = len(mine), len(theirs)
-    merged = any(now < _KEPT * before for now, before in zip(different, least, strict=True))
-    linked = 0 if merged else sum(text in theirs for text in texts[0])
-    return _Shares(rows=linked / len(texts[0]), different=different)

@@ -19,8 +19,14 @@ from securevfl.data.scaling import KeyScaler
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.links import Alignment
 from securevfl.linkage.metrics.metric import ComparedKeys, KeySpec, Metric
-from securevfl.linkage.sampling import FixedLinks, LinkSource
-from securevfl.linkage.spec import LinkageSecret, LinkedPrimary, LinkedSecondary, LinkSpec
+from securevfl.linkage.sampling import FixedLinks, LinkSource, has_candidate
+from securevfl.linkage.spec import (
+    LinkageSecret,
+    LinkedPrimary,
+    LinkedSecondary,
+    LinkSpec,
+    few_links_doubt,
+)
 from securevfl.linkage.stage import candidates
 from securevfl.linkage.stage.link_cache import LinkCache, coordinate, links_key
 from securevfl.linkage.stage.messages import (
@@ -276,7 +282,13 @@ class Protection(ABC):
         return links_key(spec, primary, own, secret=check)
 
     def report_links(
-        self, spec: LinkSpec, own: KeyTable, linked: LinkedSecondary, observe: Observer
+        self,
+        spec: LinkSpec,
+        own: KeyTable,
+        linked: LinkedSecondary,
+        observe: Observer,
+        *,
+        primary_is_elsewhere: bool = False,
     ) -> LinkedSecondary:
         """Count a secondary's links, and report them with warnings to its own operator.
 
@@ -285,6 +297,7 @@ class Protection(ABC):
             own: The secondary's keys.
             linked: What linking left there.
             observe: The secondary's own, or a simulation's.
+            primary_is_elsewhere: Whether only this operator is told if they are few.
 
         Returns:
             The same with counts; without them where links are not counted, as for predictions.
@@ -294,6 +307,10 @@ class Protection(ABC):
         # Under a protection no data party knows distances.
         unit = None if self.helpers else self.unit(spec)
         counts = candidates.count_links(spec, own, linked, unit=unit)
+        if primary_is_elsewhere:
+            rows = np.arange(linked.primary_rows, dtype=np.int64)
+            share = float(has_candidate(linked.source, rows).mean())
+            counts = replace(counts, doubt=few_links_doubt(spec, share))
         observe(counts)
         for text in candidates.link_warnings(spec, own, counts, meet=linked.meet):
             observe(Warned(text=text))
@@ -316,7 +333,9 @@ class Protection(ABC):
             To the primary: ``done`` and, where the file asks for it, for each of its rows whether
             it has a link here.
         """
-        linked = self.report_links(party.spec, party.keys, linked, party.observe)
+        linked = self.report_links(
+            party.spec, party.keys, linked, party.observe, primary_is_elsewhere=True
+        )
         party.channels.send(done.to_message(), party.spec.roles.primary)
         if party.spec.tells_rows:
             rows = LinkedRows(rows=linked.linked_rows(), apart=linked.apart)

@@ -20,6 +20,8 @@ from securevfl.linkage.text import normalise_text, trimmed_text
 # billion: unlike with a secondary that has the keys, such a row cannot be searched anew.
 _SURVIVAL: Final = 1 - 1e-9
 
+# Below this share of rows with a record, a warning.
+
 
 Candidates = LinkTable | sampling.EligiblePairs
 """The records that each row may be linked to: ranked lists or, under a record-side cap, the pairs

@@ -124,3 +124,25 @@ def test_a_run_ends_by_the_number_that_was_said_and_charged(tmp_path: Path) -> N
     again = attempt(path, resume=True)
     assert (again["error"], again["said"]) == (first["error"], first["said"])
     assert [charges(path, name) for name in ("bank", "lab")] == [["link-count"]] * 2
+
+
+def test_both_consoles_and_metrics_say_that_few_rows_are_linked(tmp_path: Path) -> None:
+    path = write(
+        tmp_path, [*(f"P{n:05d}" for n in range(60)), *(f"X{n}" for n in range(60))], epsilon=100.0
+    )
+    events: list[ProgressEvent] = []
+    options = RunOptions(run_folder=tmp_path / "run", data_root=tmp_path, observe=events.append)
+
+    train_in_processes(read_federation(path), options)
+
+    # The launcher shows the lab's own console too.
+    doubts = {
+        type(event): event.doubt
+        for event in events
+        if isinstance(event, LinkedRowsCounted | LinksCounted)
+    }
+    assert set(doubts) == {LinkedRowsCounted, LinksCounted}
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert all(
+        "strip_zeros" in text for text in (*doubts.values(), metrics["linked_rows"]["lab"]["doubt"])
+    )

@@ -358,7 +358,10 @@ def test_a_run_reports_its_links(tmp_path: Path) -> None:
     assert metrics["linked_rows"]["bank"]["linked"] == pytest.approx(30, abs=4)
     exact, said = links_of_run(metrics)[1], links_of_run(metrics)[0]
     assert exact.startswith("links of bank: 30 of 60 rows (50%)")
-    assert re.fullmatch(r"about \d\d % of the 60 rows are linked at bank \(± 1.7 %\)", said)
+    assert re.match(
+        r"warning: only about \d\d % of the 60 rows are linked at bank \(± 1.7 %\)", said
+    )
+    assert "strip_zeros" in metrics["linked_rows"]["bank"]["doubt"]
     privacy = metrics["privacy"]
     assert privacy["epsilon"] == pytest.approx(privacy["epsilon_planned"])
     kinds = [line["kind"] for line in charged(tmp_path)["bank"]]

@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -465,3 +467,109 @@ def test_a_table_elsewhere_is_named_by_a_file_of_this_machine(
     asked[1] = elsewhere
     refused, _ = init(capfd, here, *asked, *BOUNDS, "--overwrite")
     assert "must lie below the folder of --out" in refused.complaint
+
+
+def write_spelled_ids(folder: Path, spell: Callable[[int], str]) -> None:
+    """A bank that spells ids as they come, and a bureau with eight digits each."""
+    random = np.random.default_rng(5)
+    ids = random.permutation(np.arange(100_000, 900_000))[:900]
+    income = random.lognormal(3.4, 0.5, len(ids)).round(2)
+    bureau = {"CustomerID": [f"{number:08d}" for number in ids], "income": income, "place": "CB-1"}
+    pd.DataFrame(bureau).to_csv(folder / "bureau.csv", index=False)
+    rows = random.choice(len(ids), 400, replace=False)
+    bank = pd.DataFrame({"Kunden-Nr": [spell(number) for number in ids[rows]]})
+    bank["amount"] = random.normal(size=len(rows)).round(3)
+    bank["default"] = np.where(income[rows] > 30, "no", "yes")
+    bank.to_csv(folder / "bank.csv", index=False)
+
+
+@pytest.mark.parametrize(
+    "spell",
+    [
+        lambda number: f"{number}",
+        lambda number: [f"{number}", f"{number:08d}", f"C-{number:08d}"][number % 3],
+        lambda number: f" {number:08d} ",
+    ],
+    ids=["without zeros", "three ways", "alike"],
+)
+def test_two_desks_propose_the_file_that_one_does(
+    tmp_path: Path, capfd: Capture, spell: Callable[[int], str]
+) -> None:
+    write_spelled_ids(tmp_path, spell)
+    bounds = ("--bounds", "income=0,200")
+    bank = ("--primary", tmp_path / "bank.csv", "--label", "default", "--positive", "yes")
+    asked = (*bank, "--key", "Kunden-Nr=CustomerID", "--name", "loans", "--json")
+    card = tmp_path / "bureau.json"
+
+    listed = securevfl(capfd, "columns", tmp_path / "bureau.csv", *bounds, "--out", card)
+    one = (*asked, "--secondary", tmp_path / "bureau.csv", *bounds, "--out", tmp_path / "one.toml")
+    two = (*asked, "--columns", card, "--out", tmp_path / "two.toml")
+    proposed = [securevfl(capfd, "init", *arguments) for arguments in (one, two)]
+
+    assert [listed.code, *(ended.code for ended in proposed)] == [0, 0, 0]
+    alone, apart = (json.loads(ended.out) for ended in proposed)
+    assert apart["warnings"] == alone["warnings"]
+    files = [tomllib.loads((tmp_path / f"{desk}.toml").read_text()) for desk in ("one", "two")]
+    assert files[1] == files[0]
+    checked = securevfl(capfd, "check", tmp_path / "two.toml", "--json")
+    assert json.loads(checked.out)["links"]["bureau"]["share"] == 1.0
+
+
+def test_two_desks_say_that_no_setting_makes_keys_alike(tmp_path: Path, capfd: Capture) -> None:
+    write_spelled_ids(tmp_path, lambda number: f"{number}{number}")
+    card = tmp_path / "bureau.json"
+    bounds = ("--bounds", "income=0,200")
+    securevfl(capfd, "columns", tmp_path / "bureau.csv", *bounds, "--out", card)
+
+    bank = ("--primary", tmp_path / "bank.csv", "--label", "default")
+    asked = (*bank, "--key", "Kunden-Nr=CustomerID", "--columns", card, "--json")
+    ended, _ = init(capfd, tmp_path, *asked)
+
+    (doubt,) = json.loads(ended.out)["warnings"]
+    assert "look like 999999999999, those of bureau like 00999999" in doubt
+
+
+def test_a_card_has_no_value_and_no_rare_form(tmp_path: Path, capfd: Capture) -> None:
+    """A form of 19 keys, of few keys altogether, and what is the same in every row."""
+    keys = [
+        *(f"{n:07d}" for n in range(1_000_000, 1_000_400)),
+        *(f"VIP/{n}" for n in range(10, 29)),
+    ]
+    table = pd.DataFrame({"customer_id": keys, "ward": "oncology", "x": range(len(keys))})
+    cards = {}
+    for name, rows in {"all": table, "three": table.tail(3), "rare": table.tail(19)}.items():
+        rows.to_csv(tmp_path / f"{name}.csv", index=False)
+        card = tmp_path / f"{name}.json"
+        assert securevfl(capfd, "columns", tmp_path / f"{name}.csv", "--out", card).code == 0
+        cards[name] = card.read_text()
+
+    columns = {column["name"]: column for column in json.loads(cards["all"])["columns"]}
+    assert columns["customer_id"]["form"] == {"texts": ["9999999"]}
+    assert columns["ward"]["no_feature"] == "is the same in every row"
+    for text in cards.values():
+        assert not re.search(r"VIP|A-|oncology|1000\d{3}", text)
+    assert '"form"' not in cards["three"] + cards["rare"]
+
+
+def test_check_names_what_init_has_left_open_of_a_table_elsewhere(
+    tmp_path: Path, capfd: Capture
+) -> None:
+    """And its next step is that of the party that reads it."""
+    write_spelled_ids(tmp_path, str)
+    card = tmp_path / "bureau.json"
+    securevfl(capfd, "columns", tmp_path / "bureau.csv", "--out", card)
+    bank = ("--primary", tmp_path / "bank.csv", "--label", "default", "--columns", card)
+    ended, out = init(capfd, tmp_path, *bank, "--key", "Kunden-Nr=CustomerID", "--json")
+    assert json.loads(ended.out)["open"] == ["bureau.income"]
+
+    opened = securevfl(capfd, "check", out, "--name", "bank", "--json")
+    (problem,) = json.loads(opened.out)["problems"]
+    assert "of 'bureau', is left open: income = [LOW, HIGH]" in problem
+    assert opened.code == 2
+
+    text = out.read_text(encoding="utf-8")
+    out.write_text(re.sub("# FILL IN: income = .*", "income = [0, 200]", text), encoding="utf-8")
+    closed = securevfl(capfd, "check", out, "--name", "bank")
+    assert closed.code == 0, closed.err
+    assert "securevfl party" in " ".join(closed.out.split())
+    assert "securevfl simulate" not in closed.out

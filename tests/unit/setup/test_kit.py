@@ -6,6 +6,7 @@ import re
 import shutil
 import socket
 import stat
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,6 +22,7 @@ from securevfl.desk.setup import kit
 from securevfl.desk.setup.kit import PeerFacts, PeerFinding
 from securevfl.testing import write_federation
 from securevfl.transport.identity import Identity, expiring
+from securevfl.transport.star import PrimaryTransport, SecondaryTransport, new_session
 
 Capture = pytest.CaptureFixture[str]
 NAMES = ("agency", "bank-1", "bank-2")
@@ -86,6 +88,7 @@ def test_a_kit_holds_all_that_one_organisation_needs(kits: Path, capfd: Capture)
         text = (folder / file).read_text()
         assert "agency" in text
         assert "$name" not in text
+    assert f'ExecStart="{sys.executable}" -m securevfl party' in text
     asked = ("--name", "agency", "--out", folder)
     ended = securevfl(capfd, "identity", "provision", folder / kit.FEDERATION, *asked)
     assert "a key is never overwritten" in ended.complaint
@@ -239,6 +242,57 @@ def test_the_command_ends_with_the_code_of_what_it_found(
     asked = ("check", kit.FEDERATION, "--name", "bank-1", "--peers", "--wait", "0.5")
     ended = securevfl(capfd, *asked, "--identity", "identity", "--json")
     assert ended.code == 3
-    assert [one["what"] for one in json.loads(ended.out)] == ["identity", "disk", "file", "agency"]
+    assert [one["what"] for one in json.loads(ended.out)] == [
+        "identity",
+        "disk",
+        "file",
+        "wait",
+        "agency",
+    ]
     assert securevfl(capfd, *asked, "--identity", "nowhere").code == 2
     assert "needs --name and --identity" in securevfl(capfd, *asked).complaint
+
+
+def test_a_run_waits_for_a_party_that_is_still_in_check_peers(kits: Path, port: int) -> None:
+    """The probe is refused and named, the run goes on, and the same party joins it later."""
+    config = read_federation(kits / "agency" / kit.FEDERATION)
+    pinned = before_run.pinned_by(config)
+    own = {name: Identity.load(kits / name / kit.IDENTITY, name) for name in ("agency", "bank-1")}
+    place = ("127.0.0.1", port)
+    probe: list[PeerFinding] = []
+    with PrimaryTransport(place, own["agency"], pinned, new_session(), config.ranks) as star:
+        star.listen()
+        looking = threading.Thread(target=lambda: probe.extend(look(kits, "bank-1", wait_s=2.0)))
+        looking.start()
+        star.wait_for_parties(20.0, enough=lambda _joined, _waited_s: "bank-1" in star.busy)
+        looking.join(60)
+        assert star.busy["bank-1"].startswith("bank-1 is still in securevfl check --peers")
+    assert "3 agency" in wrong(probe)
+    assert "it is in a run, and this party in securevfl check --peers" in wrong(probe)
+    assert any("waiting for agency, up to 2 s" in finding.text for finding in probe)
+
+
+def test_a_party_that_was_in_check_peers_may_join_the_run(kits: Path, port: int) -> None:
+    config = read_federation(kits / "agency" / kit.FEDERATION)
+    pinned = before_run.pinned_by(config)
+    own = {name: Identity.load(kits / name / kit.IDENTITY, name) for name in ("agency", "bank-1")}
+    place = ("127.0.0.1", port)
+    with PrimaryTransport(place, own["agency"], pinned, new_session(), config.ranks) as star:
+        star.listen()
+        assert "in a run" in wrong(look(kits, "bank-1", wait_s=0.5))
+        with SecondaryTransport(place, own["bank-1"], pinned, config.ranks) as party:
+            party.connect(20.0)
+            joined = star.wait_for_parties(20.0, enough=lambda joined, _waited_s: bool(joined))
+            assert joined == {"bank-1"}
+            assert not star.busy
+            assert star.failure is None
+
+
+def test_a_primary_that_no_other_machine_reaches_is_objected_to(
+    tmp_path: Path, capfd: Capture
+) -> None:
+    path = write_federation(tmp_path, rows=30)
+    asked = ("identity", "provision", path, "--name", "bank-1", "--out")
+    assert "address is 127.0.0.1" in securevfl(capfd, *asked, tmp_path / "one").err
+    path.write_text(path.read_text().replace("127.0.0.1", "agency.example"))
+    assert "warning" not in securevfl(capfd, *asked, tmp_path / "two").err
