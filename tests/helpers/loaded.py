@@ -8,11 +8,16 @@ import importlib
 from helpers.fitted_once import fit_runs_once
 
 for _name in (
+    "dp_accounting.pld.privacy_loss_distribution",
+    "matplotlib.backends.backend_svg",
     "scipy.spatial",
     "scipy.special",
     "scipy.stats",
     "securevfl.cli.results",
+    "securevfl.cli.run",
+    "securevfl.desk.report.page",
     "securevfl.federation.base",
+    "securevfl.mpc.crypten_bridge",
     "securevfl.runtime.primary_party",
     "securevfl.runtime.run_tables",
     "securevfl.runtime.secondary_party",
