@@ -1,5 +1,6 @@
 """One process that forks parties for all launches of a test session, instead of one a launch."""
 
+import multiprocessing.process
 import os
 import signal
 import socket
@@ -13,7 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 from helpers.forked_programs import or_program
-from helpers.warm import CONTEXT, start_forks
+from helpers.warm import warm_context
 
 from securevfl.cli import fork_server_program
 from securevfl.launch import fork_server, spawn
@@ -80,9 +81,11 @@ class _Warm:
     ) -> None:
         (handle,) = pass_fds
         with socket.socket(fileno=os.dup(handle)) as wire:
-            start_forks()
-            self._process = CONTEXT.Process(target=_fork, args=(wire, dict(env), Path.cwd()))
+            arguments = (wire, dict(env), Path.cwd())
+            self._process = warm_context().Process(target=_fork, args=arguments)
             self._process.start()
+        # It belongs to the session: a test's own children are others.
+        vars(multiprocessing.process)["_children"].discard(self._process)
 
     def send_signal(self, number: signal.Signals) -> None:
         if self._process.is_alive() and self._process.pid is not None:

@@ -12,21 +12,21 @@ from unittest.mock import patch
 
 from helpers.patience import PATIENCE_S
 
-CONTEXT = multiprocessing.get_context("forkserver")
-"""Forks processes from one that has loaded what tests use."""
-CONTEXT.set_forkserver_preload(["helpers.loaded"])
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["helpers.loaded"])
 
 _TESTS = Path(__file__).parents[1]
 
 
-def start_forks() -> None:
-    """Start the process that forks, if none runs, where it finds what it is to load.
+def warm_context() -> multiprocessing.context.ForkServerContext:
+    """Return what forks processes from one that has loaded what tests use, and start that one.
 
-    It keeps silent about what it does not find, and each process would load all for itself.
+    It keeps silent about modules that it does not find, and each process would load all for itself.
     """
     places = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(_TESTS)]))
     with patch.dict(os.environ, PYTHONPATH=places):
         forkserver.ensure_running()
+    return _CONTEXT
 
 
 class Program:
@@ -41,8 +41,7 @@ class Program:
         self._printed, self._said = self._file(), self._file()
         streams = (str(self._printed), str(self._said))
         asked = (program, [str(one) for one in arguments], streams, dict(os.environ))
-        start_forks()
-        self._process = CONTEXT.Process(target=_run, args=asked)
+        self._process = warm_context().Process(target=_run, args=asked)
         self._process.start()
 
     @property
