@@ -43,7 +43,7 @@ def fit_runs_once() -> None:
 
 
 def _fit_once(*arguments: Any, **options: Any) -> Any:
-    import joblib
+    import joblib  # type: ignore[import-untyped]
 
     from securevfl.models.alone.choice import fit_alone
 
@@ -67,7 +67,7 @@ def _shared(epsilon: Callable[..., float]) -> Callable[..., float]:
 
 
 def _once(key: Callable[[], str], compute: Callable[[], Any]) -> Any:
-    import joblib  # type: ignore[import-untyped]
+    import joblib
 
     folder = os.environ.get(FOLDER_VARIABLE)
     if folder is None:
