@@ -14,7 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 from helpers.forked_programs import or_program
-from helpers.warm import warm_context
+from helpers.warm import empty_stdin, warm_context
 
 from securevfl.cli import fork_server_program
 from securevfl.launch import fork_server, spawn
@@ -105,10 +105,10 @@ def _fork(wire: socket.socket, environment: dict[str, str], place: Path) -> None
     os.environ.clear()
     os.environ.update(environment)
     tempfile.tempdir = None  # as the environment says
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for number in range(3):
+    empty_stdin()
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    for number in (1, 2):
         os.dup2(nothing, number)
-    sys.stdin = open(0, closefd=False)  # noqa: SIM115 - multiprocessing has given it another
     sys.argv = ["fork server", str(wire.detach())]
     with patch.object(
         fork_server_program, "fork_children", lambda run: fork_children(or_program(run))

@@ -79,6 +79,13 @@ class Program:
         return path
 
 
+def empty_stdin() -> None:
+    """Let standard input be file 0, and empty: multiprocessing has given it another number."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115 - as long as the process lives
+
+
 def printed(program: Path | str, *arguments: object) -> str:
     """Return what a program prints, which has to end well."""
     process = Program(program, *arguments)
@@ -96,6 +103,7 @@ def _run(
     os.environ.clear()
     os.environ.update(environment)
     tempfile.tempdir = None  # as the environment says
+    empty_stdin()
     for number, path in enumerate(streams, 1):
         handle = os.open(path, os.O_WRONLY | os.O_APPEND)
         os.dup2(handle, number)
