@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import fitted_once, type_checks
+from helpers import fitted_once, type_checks, unsynced
 from helpers.fixed_entropy import fixed_entropy
 from hypothesis import settings
 
@@ -28,6 +28,8 @@ settings.load_profile("fixed")
 # own, which inherit this: with several threads in each they would fight for the same cores.
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[_name] = "1"
+
+unsynced.skip_fsync()
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -6,8 +6,10 @@ research/memory/party_memory.py measures it.
 
 import subprocess
 import sys
+from pathlib import Path
 
 from helpers.patience import PATIENCE_S
+from helpers.warm import printed
 
 # It serves sampled releases, metrics, plots, data bases, a server or torch's compiler: no process
 # loads it before it is used, and most never use it.
@@ -121,3 +123,11 @@ def test_parties_are_forked_from_what_has_loaded_their_libraries() -> None:
     (loaded,) = loaded_by(program)
     assert loaded >= {"crypten", "pandas", "torch", "securevfl.runtime.secondary_party"}
     assert loaded & SELDOM_USED == set()
+
+
+def test_programs_of_tests_are_forked_from_what_has_loaded_all(tmp_path: Path) -> None:
+    """Python says nothing if the process that forks them finds none of it: each loads it anew."""
+    program = tmp_path / "program.py"
+    program.write_text("import sys; print(*sys.modules)")
+    loaded = set(printed(program).split())
+    assert loaded >= {"helpers.loaded", "matplotlib", "sklearn", "torch._dynamo"}

@@ -1,14 +1,18 @@
-"""The primary's own models, fitted once in a session of tests for the same rows.
+"""The primary's own models and epsilons, computed once in a session of tests for the same input.
 
-Every run fits them, to weigh the joint model with: a quarter of the time of tests of whole runs,
-whose made-up tables are few. Processes of a session share what one of them has fitted. Tests of the
+Every run fits the models, to weigh the joint one with: a quarter of the time of tests of whole
+runs, whose made-up tables are few. Every party computes the epsilons of its plan, a CPU-second
+where releases are sampled. Processes of a session share what one of them has computed. Tests of the
 fit call :func:`securevfl.models.alone.choice.fit_alone`, which fits each time.
 """
 
+import functools
+import hashlib
 import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,7 @@ FOLDER_VARIABLE = "SECUREVFL_TESTS_FITTED"
 """Names the folder of a session; without it each run fits its own."""
 
 _USED_IN = "securevfl.federation.base"
+_ACCOUNTANT = "securevfl.dp.accountant"
 
 
 def begin_session() -> None:
@@ -29,9 +34,12 @@ def end_session() -> None:
 
 
 def fit_runs_once() -> None:
-    """Let runs of this process take what was fitted before, where what they need is loaded."""
+    """Let runs of this process take what was computed before, where what they need is loaded."""
     if _USED_IN in sys.modules:
         setattr(sys.modules[_USED_IN], "fit_alone", _fit_once)  # noqa: B010
+    accountant = sys.modules.get(_ACCOUNTANT)
+    if accountant is not None and not hasattr(accountant._pld_epsilon, "shared"):
+        setattr(accountant, "_pld_epsilon", _shared(accountant._pld_epsilon))  # noqa: B010
 
 
 def _fit_once(*arguments: Any, **options: Any) -> Any:
@@ -39,15 +47,37 @@ def _fit_once(*arguments: Any, **options: Any) -> Any:
 
     from securevfl.models.alone.choice import fit_alone
 
+    return _once(
+        lambda: joblib.hash((arguments, options)), lambda: fit_alone(*arguments, **options)
+    )
+
+
+def _shared(epsilon: Callable[..., float]) -> Callable[..., float]:
+    """Wrap an accountant: one process computes an epsilon, and all others read it."""
+
+    @functools.cache
+    def shared(*asked: Any) -> float:
+        value: float = _once(
+            lambda: hashlib.sha256(repr(asked).encode()).hexdigest(), lambda: epsilon(*asked)
+        )
+        return value
+
+    setattr(shared, "shared", True)  # noqa: B010
+    return shared
+
+
+def _once(key: Callable[[], str], compute: Callable[[], Any]) -> Any:
+    import joblib
+
     folder = os.environ.get(FOLDER_VARIABLE)
     if folder is None:
-        return fit_alone(*arguments, **options)
-    path = Path(folder, joblib.hash((arguments, options)))
+        return compute()
+    path = Path(folder, key())
     if path.exists():
         return joblib.load(path)
-    fitted = fit_alone(*arguments, **options)
+    computed = compute()
     handle, unfinished = tempfile.mkstemp(dir=folder)
     with os.fdopen(handle, "wb") as file:
-        joblib.dump(fitted, file)
+        joblib.dump(computed, file)
     Path(unfinished).replace(path)
-    return fitted
+    return computed

@@ -6,13 +6,27 @@ import runpy
 import sys
 import tempfile
 import weakref
+from multiprocessing import forkserver
 from pathlib import Path
+from unittest.mock import patch
 
 from helpers.patience import PATIENCE_S
 
-CONTEXT = multiprocessing.get_context("forkserver")
-"""Forks processes from one that has loaded what tests use."""
-CONTEXT.set_forkserver_preload(["helpers.loaded"])
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["helpers.loaded"])
+
+_TESTS = Path(__file__).parents[1]
+
+
+def warm_context() -> multiprocessing.context.ForkServerContext:
+    """Return what forks processes from one that has loaded what tests use, and start that one.
+
+    It keeps silent about modules that it does not find, and each process would load all for itself.
+    """
+    places = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(_TESTS)]))
+    with patch.dict(os.environ, PYTHONPATH=places):
+        forkserver.ensure_running()
+    return _CONTEXT
 
 
 class Program:
@@ -27,7 +41,7 @@ class Program:
         self._printed, self._said = self._file(), self._file()
         streams = (str(self._printed), str(self._said))
         asked = (program, [str(one) for one in arguments], streams, dict(os.environ))
-        self._process = CONTEXT.Process(target=_run, args=asked)
+        self._process = warm_context().Process(target=_run, args=asked)
         self._process.start()
 
     @property
@@ -65,6 +79,13 @@ class Program:
         return path
 
 
+def empty_stdin() -> None:
+    """Let standard input be file 0, and empty: multiprocessing has given it another number."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115 - as long as the process lives
+
+
 def printed(program: Path | str, *arguments: object) -> str:
     """Return what a program prints, which has to end well."""
     process = Program(program, *arguments)
@@ -82,6 +103,7 @@ def _run(
     os.environ.clear()
     os.environ.update(environment)
     tempfile.tempdir = None  # as the environment says
+    empty_stdin()
     for number, path in enumerate(streams, 1):
         handle = os.open(path, os.O_WRONLY | os.O_APPEND)
         os.dup2(handle, number)

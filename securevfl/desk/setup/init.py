@@ -291,7 +291,8 @@ def _declarations(proposal: Proposal, party: str) -> list[str]:
         lines += [
             _comment(
                 f"{check.FILL_IN.removeprefix('# ')} missing_columns = "
-                f"{toml_value([*names, *gaps])} if all know that these may have gaps; else fill them in, or exclude the columns"
+                f"{toml_value([*names, *gaps])} if all know that these may have gaps; else fill "
+                f"them in, or exclude the columns"
             )
         ]
     if proposal.bounds_from_data:

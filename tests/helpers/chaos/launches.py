@@ -13,17 +13,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
-import sklearn.ensemble
-import sklearn.linear_model
-import sklearn.metrics
+import helpers.loaded  # noqa: F401 - once, for all that are forked
 import sklearn.neighbors  # noqa: F401
 from helpers.chaos.witness import Watch
 
-# Loaded once, for all that are forked.
-import securevfl.cli.results
-import securevfl.mpc.codec
-import securevfl.runtime.primary_party
-import securevfl.runtime.secondary_party  # noqa: F401
 from securevfl import SecureVflError, read_federation
 from securevfl.cli.main import main as run_command
 from securevfl.core.progress import Observer, unheard

@@ -17,21 +17,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import sklearn.ensemble
-import sklearn.linear_model
-import sklearn.metrics
+import helpers.loaded  # noqa: F401 - once, for all that are forked
 import sklearn.neighbors  # noqa: F401
 from helpers.chaos.kinds import write_kind
 from helpers.chaos.witness import notes_of
 from helpers.faults.lines import Line
 from helpers.faults.party import Life, Point
 
-# Loaded once, for all that are forked.
-import securevfl.cli.results
-import securevfl.desk.report.page
-import securevfl.mpc.codec
-import securevfl.runtime.primary_party
-import securevfl.runtime.secondary_party  # noqa: F401
 from securevfl.federation.checkpoint import has_begun
 from securevfl.launch.spawn import reserved_port
 from securevfl.testing import save_federation

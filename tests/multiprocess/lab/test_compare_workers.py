@@ -83,7 +83,7 @@ def test_failure_of_a_worker_is_told_and_the_others_go_on(
 ) -> None:
     """Whose process dies is begun once more; then its method is given up, and others go on."""
     # Forked from a process that has loaded all; the test below spawns them, as users do.
-    monkeypatch.setattr(multiprocessing, "get_context", lambda _: warm.CONTEXT)
+    monkeypatch.setattr(multiprocessing, "get_context", lambda _: warm.warm_context())
     path = write_federation(tmp_path, **SMALL)
     plan = plan_of(path, out="out")
     store = TableStore(tmp_path)

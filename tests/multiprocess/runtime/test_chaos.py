@@ -1,18 +1,15 @@
 """The short form of ``make chaos``: a few runs whose parties are killed, and its own checks."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from helpers.chaos.checks import differences, ledger_faults, left_behind
 from helpers.chaos.kinds import ledgers_of, write_kind
-from helpers.patience import PATIENCE_S
 from helpers.undisturbed import undisturbed
+from helpers.warm import printed
 from safetensors.torch import load_file, save_file
 
 pytestmark = pytest.mark.multiprocess
@@ -26,17 +23,8 @@ CYCLES = 3
 
 def test_killed_runs_end_as_undisturbed_ones(tmp_path: Path) -> None:
     """Without noise and with it, resumed and waited for, killed where the seed says."""
-    ended = subprocess.run(
-        [
-            *(sys.executable, TOOL, *ASKED, "--json"),
-            *("--folder", tmp_path / "runs", "--record", tmp_path / "chaos.jsonl"),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
-    assert ended.returncode == 0, ended.stderr
-    told = json.loads(ended.stdout)
+    folders = ("--folder", tmp_path / "runs", "--record", tmp_path / "chaos.jsonl")
+    told = json.loads(printed(TOOL, *ASKED, "--json", *folders))
     assert told["failed"] == 0
     assert len(told["cycles"]) == CYCLES
     assert sum(cycle["hits"] for cycle in told["cycles"]) >= CYCLES - 1
@@ -53,22 +41,8 @@ def test_a_budget_has_room_for_an_end_after_a_loss(tmp_path: Path) -> None:
         [lost, ["bank-2", "write parties/bank-2/model/weights.safetensors", 1]],
         [lost, ["bank-1", "SHARE", 1]],
     ]
-    ended = subprocess.run(
-        [
-            *(sys.executable, "-m", "helpers.chaos.at_points"),
-            *(tmp_path / "runs", "dp-trained", json.dumps(runs)),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        env={
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": f"{TOOL.parents[1]}{os.pathsep}{TOOL.parents[1] / 'tests'}",
-        },
-    )
-    assert ended.returncode == 0, ended.stderr
-    outcomes = [json.loads(line) for line in ended.stdout.splitlines()]
+    text = printed("helpers.chaos.at_points", tmp_path / "runs", "dp-trained", json.dumps(runs))
+    outcomes = [json.loads(line) for line in text.splitlines()]
     for outcome in outcomes:
         assert outcome["faults"] == []
         assert outcome["hits"] == 2

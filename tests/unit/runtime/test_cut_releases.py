@@ -113,18 +113,33 @@ POINTS = {
 }
 
 
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "noised"])
+def uncut(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[bool, Path, RunResult]:
+    """A run that nothing cuts: whether it has noise, its folder, and what it returned."""
+    folder = tmp_path_factory.mktemp("uncut")
+    return (
+        request.param,
+        folder / "run",
+        run(federation(folder, noise=request.param), folder / "run"),
+    )
+
+
 @pytest.mark.parametrize("point", sorted(POINTS))
-@pytest.mark.parametrize("noise", [False, True], ids=["plain", "noised"])
 def test_a_cut_run_releases_each_row_once(
-    point: str, noise: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    point: str,
+    uncut: tuple[bool, Path, RunResult],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Wherever the crash comes: every row is booked once, and epsilon is the uncut run's.
 
     Without noise the result is the uncut run's, bit for bit. What the primary had got and lost
     comes back the same, with noise too: it is that release and no other.
     """
+    noise, uncut_run, once = uncut
     path = federation(tmp_path, noise=noise)
-    once = run(path, tmp_path / "once")
     out = tmp_path / "cut"
     cut = CutLayer(monkeypatch)
     kind, method, call, after = POINTS[point]
@@ -145,7 +160,7 @@ def test_a_cut_run_releases_each_row_once(
         part = slice(number * BATCH, (number + 1) * BATCH)
         assert torch.equal(released(out)[part], lost)
     if not noise:
-        assert torch.equal(released(out), released(tmp_path / "once"))
+        assert torch.equal(released(out), released(uncut_run))
         assert again.losses == once.losses
         assert again.metrics["test"] == once.metrics["test"]
 
