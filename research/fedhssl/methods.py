@@ -1,7 +1,7 @@
 """The methods of FedHSSL's Table IV on aligned views: pretrain once, fine-tune on few labels.
 
 Pretraining is the package's own (``securevfl.stages.pretraining``), all parties in one process.
-Fine-tuning is the package's split network (``securevfl.stages.pretraining.family``) with the plain
+Fine-tuning is the package's split network (``securevfl.models.fedhssl.family``) with the plain
 average that SplitAvg computes, without clipping (unless asked for) and without noise: what is
 compared is what the encoders are worth, not what privacy costs.
 """
@@ -28,13 +28,13 @@ from securevfl.lab.pooled_methods import fit_boosting
 from securevfl.linkage.links import LinkTable
 from securevfl.linkage.sampling import FixedLinks
 from securevfl.models.family import PretrainingSettings
+from securevfl.models.fedhssl.encoders import CategoricalColumn, FedHSSLConfig
+from securevfl.models.fedhssl.family import FedHSSLBottom, FedHSSLTop
 from securevfl.models.layers import initialise
 from securevfl.models.optimisers import build_optimizer
 from securevfl.models.registry import FAMILIES
 from securevfl.models.tasks import TaskHead
 from securevfl.stages.pretraining.augment import Augmentation, AugmentedImages, CorruptedFeatures
-from securevfl.stages.pretraining.encoders import CategoricalColumn, FedHSSLConfig
-from securevfl.stages.pretraining.family import FedHSSLBottom, FedHSSLTop
 from securevfl.stages.pretraining.learner import PartyLearner
 from securevfl.stages.pretraining.learning import LearnerWithRecords, PretrainingRows
 from securevfl.stages.pretraining.messages import PretrainingValidator

@@ -31,7 +31,7 @@ from research.fedhssl import methods
 from research.fedhssl.fedhssl import PAPER_SETS, SETS, Results, timed
 from research.fedhssl.trade_off import Protected, calibrated_averaged_performance
 from securevfl.lab.attacks.labels import KNOWN, completed_head, standardise
-from securevfl.stages.pretraining.family import FedHSSLBottom
+from securevfl.models.fedhssl.family import FedHSSLBottom
 
 Line = dict[str, Any]
 

@@ -30,8 +30,8 @@ sys.path.append(str(Path(__file__).parents[2]))
 
 from research.common.full_tables import load_full
 from securevfl.models.family import PretrainingSettings
+from securevfl.models.fedhssl.encoders import FedHSSLConfig
 from securevfl.stages.pretraining.augment import CorruptedFeatures
-from securevfl.stages.pretraining.encoders import FedHSSLConfig
 from securevfl.stages.pretraining.learner import PartyLearner, simsiam_loss, unit
 from securevfl.stages.pretraining.learning import even_batches
 

@@ -43,11 +43,11 @@ from securevfl.federation.rounds import network_primary, primary, secondary
 from securevfl.federation.run_plan import ROUNDS_AHEAD, RunFacts
 from securevfl.ledger.chain import ChainedFile
 from securevfl.linkage.stage import linking
+from securevfl.models.fedhssl.encoders import FedHSSLConfig
 from securevfl.models.fet.family import FeTBottom
 from securevfl.models.fet.settings import FeTConfig
 from securevfl.mpc.codec import RingFormat, decode_sum
 from securevfl.runtime import primary_run, simulation
-from securevfl.stages.pretraining.encoders import FedHSSLConfig
 from securevfl.transport.identity import Identity, provision
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport, new_session
 

@@ -33,6 +33,10 @@ class StageManifest:
     families: Mapping[str, str] = field(default_factory=dict)
     """Model families by name (:class:`~securevfl.models.family.Family`)."""
 
+    learners: Mapping[str, str] = field(default_factory=dict)
+    """Functions by family that return a party's learner
+    (:meth:`~securevfl.models.family.Family.build_learner`)."""
+
     sources: Mapping[str, str] = field(default_factory=dict)
     """Readers of tables (:class:`~securevfl.data.sources.pieces.TableSource`) by suffix of a
     file, or ``"url"``."""

@@ -10,6 +10,11 @@ from securevfl.core.stages import load_parts, on_first_use, part_names
 
 if TYPE_CHECKING:
     from securevfl.models.family import Bottom, Family, FamilySettings, Top
+    from securevfl.models.fedhssl.encoders import FedCSSLConfig as FedCSSL
+    from securevfl.models.fedhssl.encoders import FedGSSLConfig as FedGSSL
+    from securevfl.models.fedhssl.encoders import FedHSSLConfig as FedHSSL
+    from securevfl.models.fedhssl.encoders import FedLocalSSLConfig as FedLocalSSL
+    from securevfl.models.fedhssl.encoders import FedSplitNNConfig as FedSplitNN
     from securevfl.models.fedsim import FedSimConfig as FedSim
     from securevfl.models.fet.settings import FeTConfig as FeT
     from securevfl.models.pairs import AvgSimConfig as AvgSim

@@ -30,6 +30,7 @@ from securevfl.core.errors import ConfigError, in_one_line
 from securevfl.core.stages import load_parts
 from securevfl.models import pairs
 from securevfl.models.family import AnyFamily, Family, FamilySettings, Step
+from securevfl.models.fedhssl import family as fedhssl
 from securevfl.models.fedsim import FedSimFamily
 from securevfl.models.fet.family import FeTFamily
 
@@ -153,6 +154,11 @@ _OWN: tuple[AnyFamily, ...] = (
     pairs.Top1SimFamily(),
     pairs.AvgSimFamily(),
     pairs.FeatureSimFamily(),
+    fedhssl.FedHSSLFamily(),
+    fedhssl.FedGSSLFamily(),
+    fedhssl.FedCSSLFamily(),
+    fedhssl.FedLocalSSLFamily(),
+    fedhssl.FedSplitNNFamily(),
 )
 
 FAMILIES: Mapping[str, AnyFamily] = MappingProxyType(

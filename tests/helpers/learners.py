@@ -5,8 +5,8 @@ from typing import Any, Final
 import torch
 
 from securevfl.models.family import PretrainingSettings
+from securevfl.models.fedhssl.encoders import FedHSSLConfig
 from securevfl.stages.pretraining.augment import Augmentation, AugmentedImages, CorruptedFeatures
-from securevfl.stages.pretraining.encoders import FedHSSLConfig
 from securevfl.stages.pretraining.learner import PartyLearner
 
 SMALL: Final[dict[str, Any]] = {"hidden": 16, "encoder_hidden": 16}

@@ -1,15 +1,9 @@
-"""Self-supervised pretraining of encoders (FedHSSL): its families, and the stage before rounds."""
+"""Self-supervised pretraining of encoders (FedHSSL): the stage before rounds."""
 
 from securevfl.core.stages import StageManifest
 
 STAGE = StageManifest(
-    families={
-        "fedhssl": "family:FedHSSLFamily",
-        "fedgssl": "family:FedGSSLFamily",
-        "fedcssl": "family:FedCSSLFamily",
-        "fedlocalssl": "family:FedLocalSSLFamily",
-        "fedsplitnn": "family:FedSplitNNFamily",
-    },
+    learners={"fedhssl": "learner:build_learner"},
     policy="policy:PretrainingPolicy",
     run="stage:PretrainingStage",
 )

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
-from securevfl.stages.pretraining.encoders import CategoricalColumn, continuous_places
+from securevfl.models.fedhssl.encoders import CategoricalColumn, continuous_places
 
 
 @runtime_checkable

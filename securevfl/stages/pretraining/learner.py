@@ -17,15 +17,16 @@ from torch.nn import functional
 from securevfl.core.conventions import derive_seed
 from securevfl.core.devices import computing_in, widen_floats
 from securevfl.models.family import Algorithm, PretrainingSettings
-from securevfl.models.layers import initialise
-from securevfl.models.optimisers import build_optimizer
-from securevfl.stages.pretraining.augment import Augmentation
-from securevfl.stages.pretraining.encoders import (
+from securevfl.models.fedhssl.encoders import (
     CategoricalColumn,
     Encoder,
     FedHSSLConfig,
     build_encoder,
+    one_hot_columns,
 )
+from securevfl.models.layers import initialise
+from securevfl.models.optimisers import build_optimizer
+from securevfl.stages.pretraining.augment import Augmentation, AugmentedImages, CorruptedFeatures
 
 # As in torch's normalize: a vector of zeros has no direction, and stays.
 _SHORTEST: Final = 1e-12
@@ -546,3 +547,44 @@ class PartyLearner:
         loss.backward()
         optimizer.step()
         tower.follow()
+
+
+def build_learner(
+    settings: FedHSSLConfig,
+    pretraining: PretrainingSettings,
+    *,
+    features: Float[Tensor, "records features"],
+    feature_names: Sequence[str],
+    party: str,
+    seed: int,
+) -> "PartyLearner":
+    """Return a party's learner; arguments as in :meth:`Family.build_learner`.
+
+    Raises:
+        ConfigError: If the encoder does not fit the features.
+    """
+    return PartyLearner(
+        settings,
+        pretraining,
+        num_features=features.shape[1],
+        columns=settings.columns(feature_names),
+        records=len(features),
+        augment=_augmentation(settings, pretraining, features, feature_names),
+        party=party,
+        seed=seed,
+        device=features.device,
+    )
+
+
+def _augmentation(
+    settings: FedHSSLConfig,
+    pretraining: PretrainingSettings,
+    features: Float[Tensor, "records features"],
+    feature_names: Sequence[str],
+) -> Augmentation:
+    if settings.encoder == "resnet18":
+        low, high = (float(end) for end in torch.aminmax(features))
+        return AugmentedImages(image=settings.image, low=low, high=high)
+    # A perceptron reads words as 0/1 columns, but a word is still replaced as a whole.
+    columns = one_hot_columns(feature_names)
+    return CorruptedFeatures(features, rate=pretraining.corruption, columns=columns)

@@ -9,11 +9,11 @@ from torch import nn
 from securevfl.dp.ring_noise import ExactDiscreteGaussian
 from securevfl.federation.messages import RoundPlan
 from securevfl.federation.rounds.own_records import represent_distinct, represent_linked
+from securevfl.models.fedhssl.encoders import FedHSSLConfig
+from securevfl.models.fedhssl.family import FedHSSLBottom
 from securevfl.models.fet.family import FeTBottom
 from securevfl.models.fet.settings import FeTConfig
 from securevfl.models.pairs import ManyLinksSettings, RecordBottom
-from securevfl.stages.pretraining.encoders import FedHSSLConfig
-from securevfl.stages.pretraining.family import FedHSSLBottom
 
 
 @pytest.mark.parametrize("records", [7, 500], ids=["few records", "many records"])

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from securevfl.core.errors import ConfigError
+from securevfl.models.fedhssl.encoders import CategoricalColumn
 from securevfl.stages.pretraining.augment import AugmentedImages, CorruptedFeatures, turn_hue
-from securevfl.stages.pretraining.encoders import CategoricalColumn
 
 STILL = {"smallest_crop": 1.0, "flip": 0.0, "jitter": 0.0, "grey": 0.0, "blur": 0.0}
 

@@ -5,13 +5,13 @@ import torch
 from torch import nn
 
 from securevfl.core.errors import ConfigError
-from securevfl.models.layers import initialise
-from securevfl.stages.pretraining.encoders import (
+from securevfl.models.fedhssl.encoders import (
     CategoricalColumn,
     EncoderConfig,
     build_encoder,
     one_hot_columns,
 )
+from securevfl.models.layers import initialise
 
 SMALL_RESNET = EncoderConfig(kind="resnet18", width=32, image=(3, 9, 7), stem="small")
 

@@ -7,7 +7,7 @@ import torch
 from helpers.learners import SMALL, flat, learner, table
 
 from securevfl.models.family import PretrainingSettings
-from securevfl.stages.pretraining.encoders import (
+from securevfl.models.fedhssl.encoders import (
     FedCSSLConfig,
     FedHSSLConfig,
     FedLocalSSLConfig,

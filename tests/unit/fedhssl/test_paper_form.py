@@ -9,14 +9,14 @@ from helpers.learners import SMALL, flat, learner, table
 
 from securevfl.core.errors import ConfigError
 from securevfl.models.family import PretrainingSettings
-from securevfl.mpc.codec import decode_mean, encode_weighted
-from securevfl.stages.pretraining.encoders import (
+from securevfl.models.fedhssl.encoders import (
     FedCSSLConfig,
     FedGSSLConfig,
     FedHSSLConfig,
     FedLocalSSLConfig,
 )
-from securevfl.stages.pretraining.family import FedHSSLTop
+from securevfl.models.fedhssl.family import FedHSSLTop
+from securevfl.mpc.codec import decode_mean, encode_weighted
 from securevfl.stages.pretraining.learner import Tower, simsiam_loss, unit
 from securevfl.stages.pretraining.learning import LearnerWithRecords
 

@@ -17,8 +17,8 @@ from securevfl.federation.rounds.primary import Primary
 from securevfl.lab.comparison import Comparison, compare_methods
 from securevfl.lab.contribution import contribution
 from securevfl.models.alone.choice import Decision, decide
+from securevfl.models.fedhssl.encoders import CategoricalColumn
 from securevfl.stages.pretraining.augment import Augmentation, AugmentedImages, CorruptedFeatures
-from securevfl.stages.pretraining.encoders import CategoricalColumn
 from securevfl.testing import write_federation
 
 

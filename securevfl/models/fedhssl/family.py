@@ -9,12 +9,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from securevfl.core.errors import ConfigError, PrivacyError
+from securevfl.core.stages import load_parts
 from securevfl.models import family
 from securevfl.models.family import PretrainingSettings
+from securevfl.models.fedhssl import encoders
+from securevfl.models.fedhssl.encoders import CategoricalColumn, FedHSSLConfig, build_encoder
 from securevfl.models.layers import MLP, ByteDropout, LayerNorm
-from securevfl.stages.pretraining import augment, encoders
-from securevfl.stages.pretraining.encoders import CategoricalColumn, FedHSSLConfig, build_encoder
-from securevfl.stages.pretraining.learner import PartyLearner
 
 # A clipped aggregate may be tiny; the usual 1e-5 would swallow it.
 _EPSILON: Final = 1e-10
@@ -240,23 +240,22 @@ class FedHSSLFamily(family.Family[FedHSSLConfig]):
         feature_names: Sequence[str],
         party: str,
         seed: int,
-    ) -> PartyLearner:
+    ) -> family.Learner:
         """Return a party's learner; arguments as in :meth:`Family.build_learner`.
 
         Raises:
             ConfigError: If the encoder does not fit the features.
         """
-        return PartyLearner(
+        build = load_parts("learners")[FedHSSLFamily.name]
+        learner: family.Learner = build(
             settings,
             pretraining,
-            num_features=features.shape[1],
-            columns=settings.columns(feature_names),
-            records=len(features),
-            augment=_augmentation(settings, pretraining, features, feature_names),
+            features=features,
+            feature_names=feature_names,
             party=party,
             seed=seed,
-            device=features.device,
         )
+        return learner
 
     def load_pretrained(
         self, model: nn.Module, encoders: Mapping[str, Mapping[str, Tensor]]
@@ -280,20 +279,6 @@ class FedHSSLFamily(family.Family[FedHSSLConfig]):
             'no feature column holds words, so that encoder = "embedding" embeds nothing there; '
             "list the values of a column of codes as party.categories"
         )
-
-
-def _augmentation(
-    settings: FedHSSLConfig,
-    pretraining: PretrainingSettings,
-    features: Float[Tensor, "records features"],
-    feature_names: Sequence[str],
-) -> augment.Augmentation:
-    if settings.encoder == "resnet18":
-        low, high = (float(end) for end in torch.aminmax(features))
-        return augment.AugmentedImages(image=settings.image, low=low, high=high)
-    # A perceptron reads words as 0/1 columns, but a word is still replaced as a whole.
-    columns = encoders.one_hot_columns(feature_names)
-    return augment.CorruptedFeatures(features, rate=pretraining.corruption, columns=columns)
 
 
 class FedGSSLFamily(FedHSSLFamily):

@@ -1,0 +1,1 @@
+"""FedHSSL: self-supervised pretraining across parties and inside each, then fine-tuning."""
