@@ -639,6 +639,9 @@ def epsilon_of_sessions(sessions: Sequence[Session], *, delta: float) -> float:
 
     Raises:
         ConfigError: If delta is too small for the accounting.
+
+    Reveals:
+        Nothing: it is computed from earlier releases.
     """
     parts: dict[str, list[Session]] = {}
     for session in sessions:

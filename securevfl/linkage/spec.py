@@ -86,7 +86,7 @@ class SplitSpec:
 
     seed: int
     validation_fraction: float | None
-    """None: as :func:`securevfl.data.rows.split_rows` chooses it."""
+    """None: as :func:`securevfl.data.tables.split_rows` chooses it."""
     test_fraction: float
 
 
