@@ -115,8 +115,7 @@ def _print_privacy(console: Console, privacy: Mapping[str, Any]) -> None:
         console.print(Text.assemble(("labels: ", "bold"), statement))
     if privacy["epsilon"] is not None:
         console.print(
-            f"cost: epsilon {privacy['epsilon']:.4g}, delta {privacy['delta']:g}; by the papers' "
-            f"formula (no guarantee) {privacy['epsilon_as_published']:.4g}",
+            f"cost: epsilon {privacy['epsilon']:.4g}, delta {privacy['delta']:g}",
             highlight=False,
         )
     console.print()

@@ -127,11 +127,12 @@ def test_a_run_ends_by_the_number_that_was_said_and_charged(tmp_path: Path) -> N
 
 
 def test_both_consoles_and_metrics_say_that_few_rows_are_linked(tmp_path: Path) -> None:
+    folder = tmp_path / "few"
     path = write(
-        tmp_path, [*(f"P{n:05d}" for n in range(60)), *(f"X{n}" for n in range(60))], epsilon=100.0
+        folder, [*(f"P{n:05d}" for n in range(60)), *(f"X{n}" for n in range(60))], epsilon=100.0
     )
     events: list[ProgressEvent] = []
-    options = RunOptions(run_folder=tmp_path / "run", data_root=tmp_path, observe=events.append)
+    options = RunOptions(run_folder=folder / "run", data_root=folder, observe=events.append)
 
     train_in_processes(read_federation(path), options)
 

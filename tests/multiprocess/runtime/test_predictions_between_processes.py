@@ -41,7 +41,7 @@ def in_processes(config: FederationConfig, run: Path, rows: Path) -> Predictions
     new = PredictionJob(named=named, out=run.parent / "many.csv")
     options = RunOptions(run_folder=run, data_root=run.parent, observe=unheard)
     told = predict_in_processes(config, options, new)
-    return read_predictions(new.out, told)
+    return read_predictions(new.out, told, rows=named.names)
 
 
 def test_processes_predict_what_one_process_does(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_processes_without_a_secondary_predict_what_one_process_does(tmp_path: P
     new = PredictionJob(named=named, out=tmp_path / "many.csv", without=("bank-2",))
     options = RunOptions(run_folder=run, data_root=tmp_path, observe=unheard)
     told = predict_in_processes(config, options, new)
-    many = read_predictions(new.out, told)
+    many = read_predictions(new.out, told, rows=named.names)
 
     assert alone.probabilities is not None
     assert many.probabilities is not None
