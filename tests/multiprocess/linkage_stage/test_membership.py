@@ -143,7 +143,7 @@ def test_both_consoles_and_metrics_say_that_few_rows_are_linked(tmp_path: Path) 
         if isinstance(event, LinkedRowsCounted | LinksCounted)
     }
     assert set(doubts) == {LinkedRowsCounted, LinksCounted}
-    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    metrics = json.loads((folder / "run" / "metrics.json").read_text())
     assert all(
         "strip_zeros" in text for text in (*doubts.values(), metrics["linked_rows"]["lab"]["doubt"])
     )
