@@ -98,11 +98,11 @@ def test_the_python_lines_run_where_the_wheel_is_installed(installed: Path, tmp_
     *shown, where = run(sys.executable, "-c", lines, cwd=elsewhere, env=path).splitlines()
 
     assert Path(where).is_relative_to(installed)
-    assert shown[0].startswith("RunResult(simulation: fet, binary, 2 parties")
+    assert shown[0].startswith("RunResult(simulation: class-means, binary, 2 parties")
     joint, alone = map(float, re.findall(r"(\d\.\d+) by the", shown[1]))
     assert 0.5 < alone < 0.8
     assert 0.5 < joint < 0.9
-    assert shown[2].split() == ["epsilon:", "8"]
+    assert shown[2].split() == ["epsilon:", "2"]
     ours = {path.relative_to(ROOT) for path in (ROOT / "securevfl").rglob("*") if path.is_file()}
     theirs = {path.relative_to(installed) for path in installed.rglob("*") if path.is_file()}
     assert {path for path in ours if path.suffix != ".pyc"} <= theirs

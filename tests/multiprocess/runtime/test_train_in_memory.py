@@ -117,7 +117,7 @@ def test_under_a_promise_processes_charge_what_a_simulation_does(private: Path) 
         "base": "none",
         "with_alone": False,
     }
-    model = sv.models.FeT(release="pooled", neighbours=1, hidden=2)
+    model = sv.models.FeT(release="pooled", neighbours=1, hidden=1)
     simulated, trained = sv.simulate(parties, model, **given), sv.train(parties, model, **given)
     assert trained.metrics["privacy"]["epsilon"] == simulated.metrics["privacy"]["epsilon"] <= 8.0
     assert "dealer" in trained.metrics["peak_memory_bytes"]

@@ -46,7 +46,7 @@ def table(rank: int) -> sv.data.PartyTable:
 
 @sv.party_program(parties=3)
 def dealt(me: ThisParty) -> float | None:
-    model = sv.models.FeT(release="pooled", neighbours=1, hidden=2)
+    model = sv.models.FeT(release="pooled", neighbours=1, hidden=1)
     run = me.train(table(me.rank) if me.rank < 2 else None, model, **DEALT)
     return None if run is None else run.metrics["privacy"]["epsilon"]
 

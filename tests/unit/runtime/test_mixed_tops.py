@@ -40,7 +40,7 @@ def federation(folder: Path, *, other: np.ndarray | None = None) -> Path:
         folder, labels="plaintext", dealer=False, federation={"task": "regression"}
     )
     source = tomllib.loads(path.read_text())
-    source["model"] |= {"hidden": 2, "top": "mixed"}
+    source["model"] |= {"hidden": 1, "top": "mixed"}
     source["party"] = source["party"][:2]
     source["party"][1] |= {"scaling": "bounds", "bounds": [-4.0, 4.0]}
     random = np.random.default_rng(0)
