@@ -230,7 +230,7 @@ def write_own_page(party: Path) -> None:
 
     if not own_folders(party):
         return
-    from securevfl.desk.report.page import write_secondary_page
+    from securevfl.desk.report.secondary_page import write_secondary_page
 
     try:
         path = write_secondary_page(party)

@@ -334,7 +334,7 @@ def predict(
         from securevfl.cli.results import metric_name, print_predictions
         from securevfl.core import files
         from securevfl.core.shown_progress import RunProgress
-        from securevfl.desk.report.page import least_left, write_secondary_pages
+        from securevfl.desk.report.secondary_page import least_left, write_secondary_pages
         from securevfl.runtime.run_folder import federation_of_run
         from securevfl.runtime.trained_run import predict as predict_rows
 
@@ -370,7 +370,8 @@ def report(
 ) -> None:
     """Write a run's self-contained HTML report."""
     with loading():
-        from securevfl.desk.report.page import write_report, write_secondary_pages
+        from securevfl.desk.report.page import write_report
+        from securevfl.desk.report.secondary_page import write_secondary_pages
 
     # A run folder on a secondary's own machine has no figures of the run.
     own = [] if (run / "metrics.json").exists() else write_secondary_pages(run)
