@@ -43,7 +43,13 @@ def write_overlapping(folder: Path, *, secondaries: int = 2, **sections: dict[st
     source: dict[str, Any] = {
         "federation": {"name": "overlap", "task": "binary", "seed": 3},
         "model": {"family": "fedhssl", "hidden": 8, "encoder_hidden": 8},
-        "training": {"epochs": 2, "batch_size": 32, "labelled_rows": 60, "split": "random"},
+        "training": {
+            "epochs": 2,
+            "batch_size": 32,
+            "labelled_rows": 60,
+            "split": "random",
+            "validation_fraction": 0.1,
+        },
         "pretraining": {
             "iterations": 2,
             "batch_size": 32,

@@ -82,7 +82,9 @@ def test_a_sheet_is_named_and_a_title_skipped(tmp_path: Path) -> None:
     assert 'has 2 sheets; write reading = { table = "one" } or' in refusal(path)
     assert "has no sheet 'on'; did you mean 'one'?" in refusal(path, table="on")
     assert read(path, table="one", skip_lines=1)["b"].tolist() == [2]
-    assert "row 2 has 2 cells, and its header has 1 names" in refusal(path, table="one")
+    assert "if row 2 is the header, write reading = { skip_lines = 1 }" in refusal(
+        path, table="one"
+    )
     assert "reading.separator: goes with a text file alone" in refusal(path, separator=";")
     assert "reading.query: goes with a database alone" in refusal(path, query="select 1")
 

@@ -81,7 +81,7 @@ def failed(monkeypatch: pytest.MonkeyPatch, alter: Callable[[Secondary], object]
         return secondary
 
     monkeypatch.setattr(audit_worlds, "build_secondary", build)
-    tests = one_run.audit_report(SETTINGS)
+    tests = one_run.audit_one_run(SETTINGS)
     assert {test.name for test in tests} == BOTH
     assert all(test.power == 1 for test in tests)
     # What fails here fails the report, and so ends the command with exit code 4.

@@ -31,7 +31,7 @@ BAD_INPUT = [
         "remember",
     ),
     (["--epsilon", "1", "--colluding", "1"], "PrivacyError", "leaves no secondary"),
-    (["--epsilon", "1", "--plot", "a.png"], "ConfigError", "must end in .svg"),
+    (["--epsilon", "1", "--plot", "a.png"], "ConfigError", "must end with .svg"),
     (["--epsilon", "1", "--gradient-clip-norm", "1"], "ConfigError", "goes with encoder"),
     (["similarity", "--sigma0", "10"], "ConfigError", "exactly one of --sigma and --tau"),
     (["similarity", "--sigma0", "10", "--tau", "0.001"], "ConfigError", "bound must be above"),

@@ -180,7 +180,7 @@ BAD = {
     "a long row": (b"id,a\n1,2\n1,2,3\n", {}, "line 3 has 3 cells instead of 2"),
     "a short header": (b"id,a\n1,2\n", {"header": ("id",)}, "names 1 columns"),
     "two headers": (b"id,a\n1,2\n", {"header": ("id", "a")}, "leave reading.header out"),
-    "a database's": (b"id,a\n1,2\n", {"table": "t"}, "goes with a database or a workbook alone"),
+    "a database's": (b"id,a\n1,2\n", {"table": "t"}, "goes with a workbook or a database alone"),
 }
 
 
