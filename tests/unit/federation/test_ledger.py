@@ -282,7 +282,7 @@ def test_an_unwritable_place_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
     with pytest.raises(
-        ConfigError, match=r"cannot be made \(Not a dir.*\); let the table.*as HOME"
+        ConfigError, match=r"cannot be made \(Not a dir.*\); it needs a folder.*in HOME"
     ):
         open_ledger(tmp_path / "file" / "ledger.jsonl")
 

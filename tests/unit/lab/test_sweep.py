@@ -157,7 +157,7 @@ def test_what_auto_chooses_follows_from_each_point(tmp_path: Path) -> None:
     """Settings that the file leaves to the rule are chosen under each point's own."""
     sections: dict[str, Any] = {
         "federation": {"classes": 3},
-        "model": {"family": "fet"},
+        "model": {"family": "class-means"},
         "encoder": {"method": "auto"},
         "base": {"estimator": "best"},
         "privacy": {
@@ -170,9 +170,9 @@ def test_what_auto_chooses_follows_from_each_point(tmp_path: Path) -> None:
     }
     sweep = asked(tmp_path, "federation.classes=3,4", "party.bank-1.scaling=none", **sections)
     assert "encoder.method" in sweep.config.chosen
-    hidden = []
+    numbers = []
     for point in sweep.grid():
         recipe, config = point.recipe(sweep.source)
         assert recipe.source["encoder"]["method"] == "auto"
-        hidden.append(config.model.hidden)
-    assert hidden == [3, 4]
+        numbers.append(config.model.numbers)
+    assert numbers == [3, 4]

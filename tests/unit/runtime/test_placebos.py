@@ -25,7 +25,7 @@ def federation(
 ) -> tuple[FederationConfig, dict[str, PartyTable]]:
     """Return a table's federation of the study of partners that know nothing."""
     task, parties = null_partners.tables(partner, rows=rows, seed=seed)
-    config = parse_federation(null_partners.source(method, task, seed, 0.4), file="test")
+    config = parse_federation(null_partners.source(method, task, seed, 0.4, 0.1), file="test")
     return config, {table.name: table for table in parties}
 
 
