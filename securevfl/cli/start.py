@@ -425,11 +425,12 @@ def _check_peers(
 def _print_check(console: Console, checked: "Check", name: str | None) -> None:
     for party_check in checked.parties:
         _print_party(console, party_check)
-    for name, links in checked.links.items():
-        say(console, f"links of {name}: ", links.in_words())
+    for party, links in checked.links.items():
+        say(console, f"links of {party}: ", links.in_words())
     if checked.config is not None:
         if checked.config.chosen:
-            settings = (f"{name} = {value!r}" for name, value in checked.config.chosen.items())
+            chosen = checked.config.chosen.items()
+            settings = (f"{setting} = {value!r}" for setting, value in chosen)
             say(console, "auto: ", ", ".join(settings))
         say(console, "base: ", checked.config.base.in_words())
     _print_privacy(console, checked)

@@ -234,7 +234,7 @@ def _as_parquet(frame: pd.DataFrame, about: Mapping[str, Any] | None) -> bytes:
     # Without pandas' own copy of the attributes: what is said stands in one place.
     bare = frame.copy(deep=False)
     bare.attrs = {}
-    for name in bare.select_dtypes(object):
+    for name in bare.columns[bare.dtypes == object]:
         if pd.api.types.infer_dtype(bare[name]).startswith("mixed"):
             bare[name] = bare[name].map(str, na_action="ignore")
     table = pa.Table.from_pandas(bare, preserve_index=False)

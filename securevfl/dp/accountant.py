@@ -105,7 +105,7 @@ def _with_symbols(
     delta: float,
     method: Method,
 ) -> float:
-    """Return epsilon of symbols, which have a bounded loss, beside releases behind noise."""
+    """Return epsilon of symbols beside releases behind noise."""
     if any(not isinstance(release, events.GaussianRelease) for release in noised):
         # Pure epsilon adds up with whatever holds at delta.
         rest = epsilon_of(noised, delta=delta, method=method)

@@ -102,7 +102,7 @@ class EntitySampledRelease:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SymbolRelease:
-    """``count`` symbols, each of which one unit alone decides (:mod:`securevfl.dp.symbols`).
+    """``count`` symbols, each decided by one unit alone (:mod:`securevfl.dp.symbols`).
 
     A unit that is removed leaves a uniform cell: p and q become 1/M each. A unit that is exchanged,
     or brings another one forward, leaves another cell: p becomes q there, and q becomes p.

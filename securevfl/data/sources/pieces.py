@@ -80,7 +80,7 @@ class Pieces:
 
 @contextmanager
 def reading_column(name: str) -> Iterator[None]:
-    """Name the column in whatever a reader of its cells raises.
+    """Name the column in any error of reading its cells.
 
     Raises:
         OSError: As readers of files raise it, in place of any other exception.

@@ -94,7 +94,7 @@ def require_different(names: Sequence[str], *, where: str) -> None:
 
 
 def require_one_role(roles: Mapping[str, Iterable[str]], *, where: str = "") -> None:
-    """Check that no column has two roles: a label in a key is shown to whoever sees the key.
+    """Check that no column has two roles: a label in a key is shown with the key.
 
     Args:
         roles: Columns by setting.

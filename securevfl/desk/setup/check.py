@@ -47,7 +47,7 @@ from securevfl.runtime.run_options import warnings_about
 from securevfl.stages.assist.family import AssistConfig, cross_fit
 
 FILL_IN: Final = "# FILL IN:"
-"""Beginning of a line that somebody must complete."""
+"""Beginning of a line to complete."""
 
 
 LIMITS: Final = (1, 2, 4)

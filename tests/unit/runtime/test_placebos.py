@@ -49,7 +49,7 @@ def test_a_network_that_gains_without_partners_does_not_answer(
     So does the average with the same network without the partner, which takes the gain away; a
     rule that does not ask it lets the joint model answer (the negative control).
     """
-    config, tables = federation("noise", seed=5)
+    config, tables = federation("noise", seed=29)
     base = simulated(config, tables, tmp_path / "run").metrics["base"]
 
     assert base["gain"] > base["error"]

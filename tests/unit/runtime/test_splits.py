@@ -73,7 +73,7 @@ def test_a_run_is_split_by_a_column(tmp_path: Path, column: str) -> None:
     assert np.isfinite(result.metrics["test"])
     if kind == "group":
         sides = [set(part) for part in (train, validation, test)]
-        assert [len(side) for side in sides] == [14, 2, 4]
+        assert [len(side) for side in sides] == [12, 4, 4]
         assert len(set.union(*sides)) == 20
     else:
         assert len(test) == 40
@@ -197,7 +197,7 @@ def test_a_table_without_its_column_is_refused(tmp_path: Path) -> None:
         run_facts(config, replace(table, split_by=None))
 
 
-@pytest.mark.parametrize(("split", "rows"), [("random", 140), ("stratified", 200)])
+@pytest.mark.parametrize(("split", "rows"), [("random", 120), ("stratified", 200)])
 def test_similarities_are_scaled_by_rows_that_others_can_tell(
     tmp_path: Path, split: str, rows: int
 ) -> None:

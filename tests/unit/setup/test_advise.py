@@ -147,7 +147,7 @@ def without_table(path: Path) -> None:
         (["--epsilon", "0"], None, "--epsilon: must be positive numbers"),
         (["--seeds", "-1"], None, "--seeds: must be at least 0, got -1"),
         (["--key-noise", "-1"], None, "--key-noise: must be a number from 0 on"),
-        (["--plot", "a.png"], None, "--plot: the file's name must end in .svg"),
+        (["--plot", "a.png"], None, "--plot a.png: the name must end with .svg"),
         ([], without_columns, "has 1 column beside key and label"),
         ([], without_label, "party.label: the primary must name its label column"),
         ([], without_table, "bank.csv"),

@@ -256,7 +256,7 @@ def test_the_command_ends_with_the_code_of_what_it_found(
 def test_a_run_waits_for_a_party_that_is_still_in_check_peers(kits: Path, port: int) -> None:
     """The probe is refused and named, the run goes on, and the same party joins it later."""
     config = read_federation(kits / "agency" / kit.FEDERATION)
-    pinned = before_run.pinned_by(config)
+    pinned = kit.pinned_by(config)
     own = {name: Identity.load(kits / name / kit.IDENTITY, name) for name in ("agency", "bank-1")}
     place = ("127.0.0.1", port)
     probe: list[PeerFinding] = []
@@ -274,7 +274,7 @@ def test_a_run_waits_for_a_party_that_is_still_in_check_peers(kits: Path, port: 
 
 def test_a_party_that_was_in_check_peers_may_join_the_run(kits: Path, port: int) -> None:
     config = read_federation(kits / "agency" / kit.FEDERATION)
-    pinned = before_run.pinned_by(config)
+    pinned = kit.pinned_by(config)
     own = {name: Identity.load(kits / name / kit.IDENTITY, name) for name in ("agency", "bank-1")}
     place = ("127.0.0.1", port)
     with PrimaryTransport(place, own["agency"], pinned, new_session(), config.ranks) as star:
