@@ -234,9 +234,10 @@ def _as_parquet(frame: pd.DataFrame, about: Mapping[str, Any] | None) -> bytes:
     # Without pandas' own copy of the attributes: what is said stands in one place.
     bare = frame.copy(deep=False)
     bare.attrs = {}
-    for name in bare.columns[bare.dtypes == object]:
-        if pd.api.types.infer_dtype(bare[name]).startswith("mixed"):
-            bare[name] = bare[name].map(str, na_action="ignore")
+    for name, values in frame.items():
+        mixed = pd.api.types.infer_dtype(values).startswith("mixed")
+        if mixed and pd.api.types.is_object_dtype(values):
+            bare[name] = values.map(str, na_action="ignore")
     table = pa.Table.from_pandas(bare, preserve_index=False)
     if about is not None:
         note = {b"securevfl": json.dumps(about, allow_nan=False).encode()}
