@@ -72,8 +72,9 @@ def scores(epsilons: list[float]) -> dict[str, list[str]]:
         shares = []
         for epsilon in epsilons:
             plan = score_plan(unit, epsilon, secondaries=secondaries, exchanged=exchanged)
-            cells = plan.symbols.cells if plan.symbols else 0
-            shares.append(f"{plan.surviving_share(plan.noise_share_std()):.3f} ({cells})")
+            sent = plan.symbols
+            assert sent is not None, "scores are sent as symbols"
+            shares.append(f"{sent.surviving_share(plan.noise_share_std()):.3f} ({sent.cells})")
         return shares
 
     def noised(unit: UnitName, secondaries: int, *, any_reader: bool = False) -> list[str]:

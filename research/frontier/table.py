@@ -52,10 +52,10 @@ def print_table(what: str, found: Mapping[str, Found], delta: float, *, every_se
         print(f"| {method}, of it the partners' | {' | '.join(cells)} |")
     shared = _shared(first)
     told = [f"{surviving(epsilon, delta, shared):.2f}" for epsilon in epsilons]
-    print(f"| *survives, shared* | {' | '.join(told)} |")
+    print(f"| *survives Gaussian noise, shared* | {' | '.join(told)} |")
     if shared == 1:
         most = [1.0 if at == "none" else any_code(noise_at(at, delta)) for at in epsilons]
-        print(f"| *survives, any code* | {' | '.join(f'{one:.2f}' for one in most)} |")
+        print(f"| *survives Gaussian noise, any code* | {' | '.join(f'{one:.2f}' for one in most)} |")
     for method, by_epsilon in found.items():
         whole = by_epsilon.get("none", {"gain": {"mean": 0.0, "std": 0.0}})["gain"]
         if method == "principal" or whole["mean"] <= whole["std"]:

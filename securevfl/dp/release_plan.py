@@ -13,7 +13,7 @@ from typing import Final, assert_never
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.dp import sensitivity
-from securevfl.dp.accountant import epsilon_of
+from securevfl.dp.accountant import epsilon_of, simplify_releases
 from securevfl.dp.calibration import noise_multiplier_for
 from securevfl.dp.events import (
     EntitySampledRelease,
@@ -29,7 +29,7 @@ from securevfl.dp.gaussian import composed_multiplier, gaussian_noise_multiplier
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.sensitivity import gradient_sensitivity, honest_parties, row_change
 from securevfl.dp.statement import Statement, bounded_statement, unbounded_statement
-from securevfl.dp.symbols import CELLS, SymbolPlan, surviving_share, symbols_delta
+from securevfl.dp.symbols import CELLS, SymbolPlan, symbols_delta
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -241,7 +241,7 @@ class ReleasePlan:
             return privacy.noise_multiplier * change
         epsilon = privacy.bound
         if self.symbols is not None:
-            return self._calibrated_odds()
+            return self._calibrated_odds(self.symbols)
         if privacy.accounting == "as-published":
             on_average = noise_multiplier_for(
                 lambda z: [
@@ -262,49 +262,51 @@ class ReleasePlan:
             epsilon=epsilon,
             delta=self.privacy.delta,
         )
-        # Rounding must not leave the plan's last row over its budget.
-        for nudge in range(_NUDGES):
-            if self.epsilon(share_std) <= epsilon:
-                return share_std
-            share_std *= 1 + _NUDGE * 2**nudge
-        raise PrivacyError(f"no noise was found for epsilon = {epsilon:g}")
+        kept = self._nudge_to_budget(share_std)
+        if kept is None:
+            raise PrivacyError(f"no noise was found for epsilon = {epsilon:g}")
+        return kept
 
-    def _calibrated_odds(self) -> float:
+    def _nudge_to_budget(self, noise: float, *, below: float = math.inf) -> float | None:
+        """Return the noise with as little more as keeps the budget; None if there is none.
+
+        Rounding must not leave the plan's last row over it.
+        """
+        for nudge in range(_NUDGES):
+            if noise >= below:
+                break
+            if self.epsilon(noise) <= self.privacy.bound:
+                return noise
+            noise *= 1 + _NUDGE * 2**nudge
+        return None
+
+    def _calibrated_odds(self, symbols: SymbolPlan) -> float:
         """Return the least odds of another cell at which symbols keep the plan's epsilon.
 
         Raises:
-            ConfigError: If what comes before the symbols leaves no epsilon.
+            PrivacyError: If what comes before the symbols leaves no epsilon.
         """
         privacy = self.privacy
         # The number of linked rows has noise of its own, which does not depend on these odds.
-        noised = [*self.fitting_releases(), *self.link_count_releases(1.0)]
-        multipliers = [event.noise_multiplier / math.sqrt(event.count) for event in noised]
-        multiplier = composed_multiplier(*multipliers) if multipliers else None
+        before = simplify_releases([*self.fitting_releases(), *self.link_count_releases(1.0)])
+        multiplier = before[0].noise_multiplier if before else None
+        touched = self._touched_releases(self.row_releases, self.releases_per_row)
 
         def enough(odds: float) -> bool:
             if odds >= 1:
                 return True
-            symbols = self.release(odds, rounds=self.rounds, row_releases=self.row_releases)
-            assert isinstance(symbols, SymbolRelease), "the plan releases symbols"
-            delta = symbols_delta([symbols], epsilon=privacy.bound, noise_multiplier=multiplier)
+            release = self._symbol_release(symbols, odds, touched=touched)
+            delta = symbols_delta([release], epsilon=privacy.bound, noise_multiplier=multiplier)
             return delta <= privacy.delta
 
-        odds = smallest_enough(enough, start=1.0, what="odds of symbols")
-        for nudge in range(_NUDGES):
-            if odds >= 1:
-                break
-            if self.epsilon(odds) <= privacy.bound:
-                return odds
-            odds *= 1 + _NUDGE * 2**nudge
-        raise PrivacyError(
-            f"no symbols were found for epsilon = {privacy.bound:g}: what their encoder is fitted "
-            f"to leaves nothing; lower encoder.share"
-        )
-
-    def surviving_share(self, noise_share_std: float) -> float:
-        """Return the share of a score's variance that its symbol explains, at these odds."""
-        assert self.symbols is not None, "the plan releases symbols"
-        return surviving_share(self.symbols.cells, noise_share_std)
+        least = smallest_enough(enough, start=1.0, what="odds of symbols")
+        odds = self._nudge_to_budget(least, below=1.0)
+        if odds is None:
+            raise PrivacyError(
+                f"no symbols were found for epsilon = {privacy.bound:g}: what their encoder is "
+                f"fitted to leaves nothing; lower encoder.share"
+            )
+        return odds
 
     def fitting_multiplier(self) -> float | None:
         """Return the noise multiplier of each step of a secondary's fitting; None without noise.
@@ -455,15 +457,19 @@ class ReleasePlan:
             row_releases, self.releases_per_row if passes is None else passes
         )
         if self.symbols is not None:
-            # Each party draws its own symbols, so neither others' noise nor colluders matter.
-            parties = 1 if self.privacy.unit == "secondary-record" else self.parties
-            return SymbolRelease(
-                cells=self.symbols.cells,
-                odds=noise_share_std,
-                exchanged=self.symbols.exchanged or self.privacy.unit == "linked-row",
-                count=touched * parties,
-            )
+            return self._symbol_release(self.symbols, noise_share_std, touched=touched)
         return self._noised_release(noise_share_std, rounds=rounds, touched=touched)
+
+    def _symbol_release(self, symbols: SymbolPlan, odds: float, *, touched: int) -> SymbolRelease:
+        """Return the event of symbols of rows, of which one unit touches some."""
+        # Each party draws its own symbols, so neither others' noise nor colluders matter.
+        parties = 1 if self.privacy.unit == "secondary-record" else self.parties
+        return SymbolRelease(
+            cells=symbols.cells,
+            odds=odds,
+            exchanged=symbols.exchanged or self.privacy.unit == "linked-row",
+            count=touched * parties,
+        )
 
     def _whole_noised_release(self, noise_share_std: float) -> NoisedRelease:
         """Return the event of all of the plan's rows behind Gaussian noise."""
@@ -658,12 +664,7 @@ def choose_symbols(
             linked_rows=rows,
             symbols=symbols,
         )
-        return plan.surviving_share(plan.noise_share_std())
+        return symbols.surviving_share(plan.noise_share_std())
 
-    if privacy.epsilon is None:
-        raise ConfigError(
-            "privacy.noise_multiplier: is of Gaussian noise, and one score a record is released "
-            "as a symbol, without any; give privacy.epsilon instead"
-        )
     choices = [SymbolPlan(cells=cells, exchanged=exchanged) for cells in CELLS]
     return max(choices, key=share)

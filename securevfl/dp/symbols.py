@@ -55,6 +55,20 @@ class SymbolPlan:
         if self.cells not in CELLS:
             raise ConfigError(f"cells: must be one of {CELLS}, got {self.cells!r}")
 
+    def surviving_share(self, odds: float) -> float:
+        """Return the share of a normal score's variance that its symbol explains.
+
+        The posterior mean of a score is ``(p - q)`` times the mean score of the symbol's cell.
+
+        Args:
+            odds: Noise level; 0 without noise.
+
+        Returns:
+            ``(p - q)^2`` times the mean square of :func:`normal_scores`.
+        """
+        own, other = cell_probabilities(self.cells, odds) if odds else (1.0, 0.0)
+        return float((own - other) ** 2 * np.mean(normal_scores(self.cells) ** 2))
+
 
 def cell_probabilities(cells: int, odds: float) -> tuple[float, float]:
     """Return p and q, the probabilities of a record's own cell and of any other.
@@ -77,22 +91,6 @@ def normal_scores(cells: int) -> Float64[np.ndarray, " cells"]:
     inner = scipy.special.ndtri(np.arange(1, cells) / cells)
     density = np.concatenate([[0.0], np.exp(-inner * inner / 2) / math.sqrt(2 * math.pi), [0.0]])
     return cells * (density[:-1] - density[1:])
-
-
-def surviving_share(cells: int, odds: float) -> float:
-    """Return the share of a normal score's variance that its symbol explains.
-
-    The posterior mean of a score is ``(p - q)`` times the mean score of the symbol's cell.
-
-    Args:
-        cells: M.
-        odds: Noise level; 0 without noise.
-
-    Returns:
-        ``(p - q)^2`` times the mean square of :func:`normal_scores`.
-    """
-    own, other = cell_probabilities(cells, odds) if odds else (1.0, 0.0)
-    return float((own - other) ** 2 * np.mean(normal_scores(cells) ** 2))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -236,7 +236,7 @@ class RunPlan:
     def surviving(self) -> float:
         """Share of a score's variance that survives its release, in [0, 1]; 1 without noise."""
         if self.releases.symbols is not None:
-            return self.releases.surviving_share(self.noise_share_std)
+            return self.releases.symbols.surviving_share(self.noise_share_std)
         # A record's length is spread over the numbers; each secondary adds its signal and noise.
         length = self.cut.clip_norm / self.cut.slots
         return 1 / (1 + self.cut.shape[-1] * (self.noise_share_std / length) ** 2)

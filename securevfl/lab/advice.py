@@ -65,7 +65,7 @@ def noise_a_number(
     checks.non_negative(noise_share_std=noise_share_std)
     if plan.symbols is not None:
         # Noise that would leave as much of one number; every secondary has its own.
-        share = plan.surviving_share(noise_share_std)
+        share = plan.symbols.surviving_share(noise_share_std)
         return math.sqrt((1 - share) / share * (secondaries or plan.parties))
     record = plan.privacy.clip_norm / (plan.links if plan.pooled else 1)
     noise = noise_share_std * math.sqrt(plan.parties)
