@@ -55,7 +55,9 @@ def print_table(what: str, found: Mapping[str, Found], delta: float, *, every_se
     print(f"| *survives Gaussian noise, shared* | {' | '.join(told)} |")
     if shared == 1:
         most = [1.0 if at == "none" else any_code(noise_at(at, delta)) for at in epsilons]
-        print(f"| *survives Gaussian noise, any code* | {' | '.join(f'{one:.2f}' for one in most)} |")
+        print(
+            f"| *survives Gaussian noise, any code* | {' | '.join(f'{one:.2f}' for one in most)} |"
+        )
     for method, by_epsilon in found.items():
         whole = by_epsilon.get("none", {"gain": {"mean": 0.0, "std": 0.0}})["gain"]
         if method == "principal" or whole["mean"] <= whole["std"]:

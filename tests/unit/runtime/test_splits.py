@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import securevfl.lab.methods  # noqa: F401 - it registers the section that comparisons read
 from securevfl import read_federation
 from securevfl.config.federation import link_spec
 from securevfl.config.rules import require_trainable
