@@ -346,7 +346,7 @@ def noised_ranks(
     """
     counts = cell_counts(values, edges)
     columns, bits = len(counts), 0
-    if noise_multiplier is not None:
+    if noise_multiplier is not None and columns:
         checks.positive(noise_multiplier=noise_multiplier)
         std = noise_multiplier * math.sqrt(columns)
         bits = max(0, math.ceil(math.log2(MIN_STD_UNITS / std)))

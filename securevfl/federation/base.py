@@ -60,7 +60,7 @@ def own_inputs(table: PartyTable) -> OwnInputs:
     would learn where rows lie in the file, which new rows do not.
     """
     columns = np.hstack([table.features.astype(np.float64), table.keys[:, place_keys(table)]])
-    return OwnInputs(values=columns, words=_places_of_words(table))
+    return OwnInputs(values=columns, words=places_of_words(table))
 
 
 def place_keys(table: PartyTable) -> list[int]:
@@ -69,7 +69,8 @@ def place_keys(table: PartyTable) -> list[int]:
     return [axis for axis, name in enumerate(table.key_names) if name not in ids]
 
 
-def _places_of_words(table: PartyTable) -> tuple[tuple[int, ...], ...]:
+def places_of_words(table: PartyTable) -> tuple[tuple[int, ...], ...]:
+    """Return the places of the features of each column of words."""
     if table.schema is None:
         return ()
     places = []

@@ -287,7 +287,13 @@ def build_bottom(config: FederationConfig, party: PartySettings, table: PartyTab
         config,
         party.name,
         lambda: (
-            build_encoder(config, config.encoder, party, num_features=table.num_features)
+            build_encoder(
+                config,
+                config.encoder,
+                party,
+                num_features=table.num_features,
+                words=base.places_of_words(table),
+            )
             if config.encoder
             else bottom_of(
                 config.family,

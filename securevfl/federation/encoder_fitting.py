@@ -1,16 +1,17 @@
 """How a secondary's frozen encoder is built, and fitted to noised statistics of its records."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float32, Float64
+from jaxtyping import Float32
 
 from securevfl.config.encoder import EncoderSettings
 from securevfl.config.federation import FederationConfig
 from securevfl.config.sections import PartySettings
-from securevfl.core.conventions import derive_seed
 from securevfl.core.errors import DataError
+from securevfl.data.scaling import DEVIATIONS
 from securevfl.dp.class_sums import noised_moments
 from securevfl.federation.run_plan import RunPlan
 from securevfl.ledger.ledger import Ledger
@@ -21,7 +22,12 @@ FittedBottom = frozen.DirectionBottom | frozen.ScoreBottom
 
 
 def build_encoder(
-    config: FederationConfig, encoder: EncoderSettings, party: PartySettings, *, num_features: int
+    config: FederationConfig,
+    encoder: EncoderSettings,
+    party: PartySettings,
+    *,
+    num_features: int,
+    words: Sequence[Sequence[int]] = (),
 ) -> FittedBottom:
     """Return the encoder of one secondary, not fitted yet.
 
@@ -30,13 +36,23 @@ def build_encoder(
         encoder: Its ``[encoder]`` table.
         party: The secondary.
         num_features: Columns of its table.
+        words: Places of the features of each column of words.
 
     Raises:
-        DataError: If the party has fewer features than its encoder has numbers to write.
+        DataError: If the party has fewer features than its encoder has numbers to write, or more
+            than class sums take.
     """
+    if config.encoder_reads_labels and num_features > frozen.MOST_FEATURES:
+        raise DataError(
+            f"table of {party.name!r}: has {num_features:,} features, and class means take at most "
+            f"{frozen.MOST_FEATURES:,}; exclude columns, or declare fewer words"
+        )
     if config.scores:
         return frozen.ScoreBottom(
-            projection=projection_of(config, party, num_features), length=config.privacy.clip_norm
+            frozen.RecordShape(features=num_features, words=words),
+            length=config.privacy.clip_norm,
+            limit=DEVIATIONS if party.scaling in ("standard", "clamped") else 1.0,
+            above=0.5 if party.scaling == "none" else 0.0,
         )
     _, width = config.family.cut_shape(config.model)
     blocks = len(config.secondaries) if encoder.in_blocks else 1
@@ -47,8 +63,11 @@ def build_encoder(
             f"numbers that its encoder writes; lower model.hidden"
         )
     encode = frozen.Projection(num_features=num_features, components=components)
+    # Words are 0 and 1 to class sums where bounds say which numbers they are.
+    words = words if party.scaling == "bounds" else ()
     return frozen.DirectionBottom(
         encode,
+        frozen.RecordShape(features=num_features, words=words),
         components=components,
         width=width,
         offset=components * (config.ranks[party.name] - 1) if blocks > 1 else 0,
@@ -92,11 +111,3 @@ class PrincipalFitting:
                 moments.covariance, self.bottom.components, spread=moments.spread
             ),
         )
-
-
-def projection_of(
-    config: FederationConfig, party: PartySettings, features: int
-) -> Float64[np.ndarray, "features numbers"]:
-    """Return the public projection of a party's records, drawn from its own stream."""
-    seed = derive_seed(config.federation.seed, "votes", party.name)
-    return frozen.public_projection(features, seed=seed)

@@ -1,4 +1,4 @@
-"""Frozen encoders: class means, scores, projections and random features of a record.
+"""Frozen encoders: class means, scores and random features of a record.
 
 A release is a sum over secondaries. If all of them use the same coordinates, one for each class,
 signals that agree add up, and the noise is added once.
@@ -10,35 +10,73 @@ Secondaries may also have separate coordinates: the sum then concatenates their 
 
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
+from securevfl.dp.class_sums import RADIUS
 from securevfl.models.family import Present, RecordFeatures, RecordKeys
 
-MOST_NUMBERS: Final = 60
-"""Most features of a record without projection; noised means get worse with more features."""
-PROJECTED: Final = 24
-"""Width of a projected record."""
+MOST_FEATURES: Final = 4096
+"""Most features of a record with class means: class sums have a number for each of them."""
 
 _SMALLEST: Final = 1e-12
 
 
-def public_projection(features: int, *, seed: int) -> Float64[np.ndarray, "features numbers"]:
-    """Return public orthonormal directions for projecting a record, drawn without data.
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class RecordShape:
+    """Which features of a record are words of one column: at most one of those is there."""
 
-    Args:
-        features: Features of a record; up to :data:`MOST_NUMBERS` the identity is returned.
-        seed: A public seed.
-    """
-    if features <= MOST_NUMBERS:
-        return np.eye(features)
-    drawn = np.random.default_rng(seed).normal(size=(features, PROJECTED))
-    return np.linalg.qr(drawn)[0]
+    features: int
+    """d, features of a record."""
+    words: Sequence[Sequence[int]] = ()
+    """Places of the features of each column of words."""
+
+    @property
+    def word_places(self) -> Int64[np.ndarray, " words"]:
+        """Places of all words, column by column."""
+        return np.array([place for places in self.words for place in places], dtype=np.int64)
+
+    @property
+    def plain_places(self) -> Int64[np.ndarray, " plain"]:
+        """Places of all other features."""
+        return np.setdiff1d(np.arange(self.features), self.word_places)
+
+    def arrange(
+        self, features: Float[np.ndarray, "records features"]
+    ) -> Float64[np.ndarray, "records features"]:
+        """Return records as class sums take them: numbers, then words as 0 and 1.
+
+        Args:
+            features: Within [-1, 1], words at either end.
+        """
+        words = (features[:, self.word_places] + 1) / 2
+        return np.concatenate([features[:, self.plain_places], words], axis=1, dtype=np.float64)
+
+    def restore(self, directions: "Directions") -> "Directions":
+        """Return a map of arranged records as the same map of features."""
+        plain, words = self.plain_places, self.word_places
+        centre, weights = np.empty(self.features), np.empty_like(directions.weights)
+        centre[plain], centre[words] = np.split(directions.centre, [len(plain)])
+        weights[plain], weights[words] = np.split(directions.weights, [len(plain)])
+        centre[words] = 2 * centre[words] - 1
+        weights[words] /= 2
+        return Directions(centre=centre, weights=weights)
+
+    @property
+    def scale(self) -> float:
+        """Factor for records so that they fill a ball of radius ``RADIUS sqrt(d)``.
+
+        Without it their words, of which a record has one a column, would count as d numbers, and
+        have the noise of d.
+        """
+        squares = RADIUS**2 * len(self.plain_places) + len(self.words)
+        return RADIUS * math.sqrt(self.features / squares)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -74,9 +112,6 @@ skewed amounts are dense."""
 SCORE_EDGES: Final = np.linspace(-1, 1, 65)
 """Edges of the cells in which records are counted by score."""
 
-_PROJECTED_LIMIT: Final = 4.0
-"""Largest absolute number of a projected record; its numbers' deviations are at most about 1."""
-
 _LEAST_RANK: Final = 0.01
 LARGEST_SCORE: Final = statistics.NormalDist().inv_cdf(1 - _LEAST_RANK)
 """Normal score of the largest rank: a value of the full length stands for it."""
@@ -106,71 +141,118 @@ class PiecewiseLinear(nn.Module):
 class ScoreBottom(nn.Module):
     """Encoder of a record as one number, the normal score of its rank.
 
-    An addition to the papers, for two classes. Columns are mapped to normal quantiles through
-    noised distribution functions, so that a skewed amount counts by its rank. Their product with
-    the difference of the two class means is the record's score, and the score's noised rank r,
-    from 0.01 to 0.99, becomes ``length Phi^-1(r) / Phi^-1(0.99)``. Under a promise that number's
-    cell is released (:mod:`securevfl.dp.symbols`), else the number.
+    An addition to the papers, for two classes. A record's score is the log odds of naive Bayes:
+    numbers are mapped to normal quantiles through noised distribution functions, so that a skewed
+    amount counts by its rank, and weigh by the difference of the two class means; a word adds the
+    log odds of the records that have it. The score's noised rank r, from 0.01 to 0.99, becomes
+    ``length Phi^-1(r) / Phi^-1(0.99)``. Under a promise that number's cell is released
+    (:mod:`securevfl.dp.symbols`), else the number.
     """
 
     recordwise = True
 
     def __init__(
-        self, *, projection: Float64[np.ndarray, "features numbers"], length: float
+        self, shape: RecordShape, *, length: float, limit: float = 1.0, above: float = 0.0
     ) -> None:
         """Build an encoder that gives every record the number 0 until it is fitted.
 
         Args:
-            projection: See :func:`public_projection`.
+            shape: Shape of a record.
             length: Largest absolute number of a record.
+            limit: Largest absolute feature that counts.
+            above: Value above which a word's feature says that the word is there.
         """
         super().__init__()
+        self.shape = shape
         self.length = length
-        numbers = projection.shape[1]
-        limit = _PROJECTED_LIMIT if numbers < len(projection) else 1.0
-        self.projection: Tensor
+        self.limit = limit
+        self.above = above
+        plain, words = shape.plain_places, shape.word_places
+        self.plain: Tensor
+        self.words: Tensor
         self.weights: Tensor
         self.radius: Tensor
         self.reach: Tensor
-        self.register_buffer("projection", torch.from_numpy(projection / limit))
-        self.register_buffer("weights", torch.zeros(numbers, dtype=torch.float64))
+        self.register_buffer("plain", torch.from_numpy(plain))
+        self.register_buffer("words", torch.from_numpy(words))
+        self.register_buffer("weights", torch.zeros(shape.features, dtype=torch.float64))
         self.register_buffer("radius", torch.ones((), dtype=torch.float64))
         self.register_buffer("reach", torch.ones((), dtype=torch.float64))
-        self.columns = PiecewiseLinear(COLUMN_EDGES, columns=numbers)
+        self.columns = PiecewiseLinear(COLUMN_EDGES, columns=len(plain))
         self.ranks = PiecewiseLinear(SCORE_EDGES, columns=1)
         self.positions = nn.Identity()
 
     def numbers(
         self, features: Float[Tensor, "*records features"]
-    ) -> Float64[Tensor, "*records numbers"]:
-        """Return scaled and projected records; most numbers are in [-1, 1]."""
-        return features.double() @ self.projection
+    ) -> Float64[Tensor, "*records plain"]:
+        """Return the features that are no words; most are in [-1, 1]."""
+        return features.index_select(-1, self.plain).double() / self.limit
 
-    def fit_columns(self, ranks: Float64[np.ndarray, "numbers cells"]) -> None:
+    def fit_columns(self, ranks: Float64[np.ndarray, "plain cells"]) -> None:
         """Set the noised ranks of the columns' cells, between :data:`COLUMN_EDGES`."""
         self.columns.heights.copy_(_normal_scores(ranks))
 
     def records(
         self, features: Float[Tensor, "*records features"]
-    ) -> Float64[Tensor, "*records numbers"]:
-        """Return the records as normal quantiles."""
+    ) -> Float64[Tensor, "*records features"]:
+        """Return the records: normal quantiles of numbers, then 1 for each word that is there."""
         mapped: Tensor = self.columns(self.numbers(features))
-        return mapped
+        there = (features.index_select(-1, self.words) > self.above).double()
+        return torch.cat([mapped, there], dim=-1)
 
-    def fit_weights(self, weights: Float64[np.ndarray, " numbers"], *, radius: float) -> None:
-        """Set the difference of the class means, and the largest length of a record."""
+    def fit_weights(
+        self,
+        counts: Float64[np.ndarray, "classes"],
+        means: Float64[np.ndarray, "classes features"],
+        *,
+        radius: float,
+        noise_std: float,
+    ) -> None:
+        """Set each number's weight in the score, from noised statistics of two classes.
+
+        A difference w of means, of variance s^2 by sampling and noise where it should be 0, is
+        multiplied by ``max(0, 1 - s^2 / w^2)`` [Breiman95], unless nothing is left. A word's log
+        odds are drawn towards none by ``2 + 2 noise_std`` more records of all classes' odds.
+
+        Args:
+            counts: Rows of each class, at least 1.
+            means: Mean record of each class; see :meth:`records`.
+            radius: Largest length of a record's numbers.
+            noise_std: Deviation of the noise in each class's sum of a number.
+
+        References:
+            [Breiman95] Breiman, Better subset regression using the nonnegative garrote, section 2,
+            for orthogonal columns.
+        """
+        plain = len(self.plain)
+        weights = means[1] - means[0]
+        numbers, sums = weights[:plain], means[:, plain:] * counts[:, None]
+        variance = (1 / counts).sum() + np.square(noise_std / counts).sum()
+        clear = np.maximum(0, 1 - variance / np.maximum(np.square(numbers), _SMALLEST))
+        if clear.any() or self.shape.words:
+            numbers *= clear
+        share, drawn = counts[1] / counts.sum(), 2 + 2 * noise_std
+        first, second = np.maximum(sums, 0)
+        odds = (second + drawn * share) / (first + drawn * (1 - share))
+        weights[plain:] = np.log(odds * (1 - share) / share)
         self.weights.copy_(torch.from_numpy(weights))
         self.radius.fill_(radius)
-        self.reach.fill_(max(radius * float(np.linalg.norm(weights)), _SMALLEST))
+        ends = np.cumsum([len(column) for column in self.shape.words])[:-1]
+        by_column = np.split(np.abs(weights[plain:]), ends)
+        largest = sum(float(column.max(initial=0.0)) for column in by_column)
+        self.reach.fill_(max(radius * float(np.linalg.norm(numbers)) + largest, _SMALLEST))
 
     def scores(
         self, features: Float[Tensor, "*records features"]
     ) -> Float64[Tensor, "*records one"]:
         """Return each record's score, relative to the largest possible score."""
         records = self.records(features)
-        norm = torch.linalg.vector_norm(records, dim=-1, keepdim=True)
-        cut = records * (self.radius / torch.maximum(norm, self.radius))
-        return (cut @ self.weights / self.reach).unsqueeze(-1)
+        plain = len(self.plain)
+        numbers, words = records[..., :plain], records[..., plain:]
+        norm = torch.linalg.vector_norm(numbers, dim=-1, keepdim=True)
+        cut = numbers * (self.radius / torch.maximum(norm, self.radius))
+        scores = cut @ self.weights[:plain] + words @ self.weights[plain:]
+        return (scores / self.reach).unsqueeze(-1)
 
     def fit_ranks(self, ranks: Float64[np.ndarray, "one cells"]) -> None:
         """Set the noised ranks of the scores' cells, between :data:`SCORE_EDGES`."""
@@ -236,12 +318,20 @@ class DirectionBottom(nn.Module):
     recordwise = True
 
     def __init__(
-        self, encode: Projection, *, components: int, width: int, offset: int, length: float
+        self,
+        encode: Projection,
+        shape: RecordShape,
+        *,
+        components: int,
+        width: int,
+        offset: int,
+        length: float,
     ) -> None:
         """Build an encoder.
 
         Args:
             encode: Maps features of a record to ``v``.
+            shape: Shape of a record.
             components: Width of ``v``, >= 1.
             width: H, width of the representation; zero outside the block.
             offset: Start of the block, at most ``width - components``.
@@ -249,6 +339,7 @@ class DirectionBottom(nn.Module):
         """
         super().__init__()
         self.encode = encode
+        self.shape = shape
         self.components = components
         self.width = width
         self.offset = offset

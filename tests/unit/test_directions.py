@@ -5,12 +5,19 @@ import pytest
 import torch
 
 from securevfl.models.family import Bottom
-from securevfl.models.frozen import DirectionBottom, Projection, principal_projection
+from securevfl.models.frozen import DirectionBottom, Projection, RecordShape, principal_projection
 
 
 def bottom_of() -> DirectionBottom:
     encode = Projection(num_features=5, components=2)
-    return DirectionBottom(encode, components=2, width=8, offset=4, length=0.5)
+    return DirectionBottom(
+        encode,
+        RecordShape(features=encode.centre.numel()),
+        components=2,
+        width=8,
+        offset=4,
+        length=0.5,
+    )
 
 
 def test_every_record_has_the_same_length_in_its_own_block() -> None:

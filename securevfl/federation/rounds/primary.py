@@ -25,6 +25,7 @@ from securevfl.models.alone.choice import (
     Decision,
     choose_scale,
     decide,
+    fresh_rows_decide,
     mix_outputs,
     optimism_of_seen,
 )
@@ -546,12 +547,17 @@ class Primary(TopModel, ABC):
 
         Those are the validation rows and, with outputs out of fold, the training rows before them.
         Encoders may have seen the training rows' labels; how much lower that makes the loss of each
-        is the third.
+        is the third. Where that leaves training rows little to say, they are left out.
         """
         outputs = self._best_outputs
         rows = torch.as_tensor(self.data.split.validation, device=outputs.device)
         fresh = torch.zeros(len(rows), dtype=torch.float64, device=outputs.device)
-        if self.out_of_fold is None:
+        if self.out_of_fold is None or fresh_rows_decide(
+            columns=self.fitted_columns,
+            surviving=self.plan.surviving,
+            seen=len(self.data.training_rows),
+            fresh=len(rows),
+        ):
             return rows, outputs, fresh
         trained = torch.as_tensor(self.data.training_rows, device=outputs.device)
         optimism = optimism_of_seen(

@@ -26,8 +26,14 @@ def keys_of(spec: KeySpec, table: PartyTable) -> KeyTable:
         DataError: If the table has none of the kind that the metric needs.
     """
     if table.link_columns is not None:
-        columns = spec.normal(table.link_columns.columns)
-        return replace(table.link_columns, columns=columns)
+        columns = table.link_columns.columns
+        texts = [name for name, column in columns.items() if column.dtype == object]
+        if spec.are_numbers and texts:
+            raise DataError(
+                f"table of {table.name!r}: key column {texts[0]!r} holds texts, and linkage.metric "
+                f'= {spec.metric.name!r} compares numbers; take "exact" for ids, or "levenshtein"'
+            )
+        return replace(table.link_columns, columns=spec.normal(columns))
     names = list(spec.kinds)
     if not spec.are_numbers or table.key_dim != len(names):
         raise DataError(

@@ -12,6 +12,7 @@ still be the worse one.
 """
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Literal
@@ -45,6 +46,9 @@ _RULE_STEPS: Final = 20
 ERRORS_OF_CHOOSING_ROWS: Final = 1.5
 """Standard errors that a gain must exceed on rows that chose the joint model's epoch too
 (research/local_baseline/README.md)."""
+
+_FRESH_ERROR: Final = 0.3
+"""Standard error of a gain in loss times the root of the number of rows, about."""
 
 _CLEARLY: Final = 0.01
 """Gain in loss per row that is worth having; a regression's loss is in units of the variance."""
@@ -122,6 +126,22 @@ def optimism_of_seen(
         left = (classes - odds.softmax(dim=1)).square().sum()
         unit = min(1.0, float(left / (classes - classes.mean(dim=0)).square().sum()))
     return unit * surviving * columns * max(1, head.outputs - 1) / len(targets)
+
+
+def fresh_rows_decide(*, columns: int, surviving: float, seen: int, fresh: int) -> bool:
+    """Return whether fresh rows alone say more than all rows less the optimism of those seen.
+
+    All rows ask for more than half of the optimism, ``r^2 v d / (2 n)`` with r at most 1; ``fresh``
+    rows alone for one standard error, about ``0.3 / sqrt(fresh)`` where the gain is a few
+    hundredths. No row has a say in which it is.
+
+    Args:
+        columns: d, as in :func:`optimism_of_seen`.
+        surviving: v.
+        seen: n, rows whose labels directions were fitted to.
+        fresh: Rows whose labels nothing was fitted to.
+    """
+    return surviving * columns / (2 * seen) > _FRESH_ERROR / math.sqrt(max(1, fresh))
 
 
 def decide(

@@ -63,6 +63,19 @@ def keep_of(config: FederationConfig) -> float | None:
     return keep_probability(encoder_of(config).label_epsilon / config.labels_moved, classes)
 
 
+def label_noise_std(config: FederationConfig, sums: SumFormat) -> float:
+    """Return the deviation of the noise that hides labels in class sums, in units of these.
+
+    Raises:
+        ConfigError: If what a label may cost is no epsilon.
+    """
+    release = labels_released(config)
+    multiplier = gaussian_noise_multiplier(
+        epsilon=encoder_of(config).label_epsilon, delta=release.delta
+    )
+    return multiplier * sums.change_of_label(config.labels_moved)
+
+
 def class_labels_of(
     plan: RunPlan,
     data: PrimaryData,
@@ -110,10 +123,9 @@ def class_labels_of(
         charge_labels(ledger, replace(release, digest=digest_of_labels(bins)))
         return ClassLabels(bins_of_rows=bins, bins=classes + 1)
     charge_labels(ledger, release)
-    multiplier = gaussian_noise_multiplier(epsilon=release.epsilon, delta=release.delta)
 
     def noise(sums: SumFormat) -> Int64[np.ndarray, "bins numbers"]:
-        return sums.noise(multiplier * sums.change_of_label(moved))
+        return sums.noise(label_noise_std(plan.config, sums))
 
     def note(name: str) -> None:
         returned.append(name)

@@ -1,5 +1,6 @@
 """A secondary's encoder and its sums of records by class."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -11,14 +12,16 @@ from torch import Tensor
 
 from securevfl.config.sections import PartySettings
 from securevfl.core.errors import PrivacyError
-from securevfl.dp.class_sums import SumFormat, noised_ranks
-from securevfl.federation.encoder_fitting import FittedBottom, projection_of
+from securevfl.dp.class_sums import RADIUS, SumFormat, noised_ranks
+from securevfl.federation.encoder_fitting import FittedBottom
 from securevfl.federation.rounds.cached_release import CachedRelease
 from securevfl.federation.run_plan import RunPlan
 from securevfl.models import frozen
+from securevfl.stages.class_means.class_labels import keep_of, label_noise_std
+from securevfl.stages.class_means.policy import hides_labels
 
-_CHUNK: Final = 1024
-"""Records whose columns are mapped together, to bound memory."""
+_CHUNK: Final = 2**15
+"""Numbers of records that are mapped together, to bound memory."""
 
 
 def sum_format_of(plan: RunPlan, numbers: int) -> SumFormat:
@@ -26,7 +29,7 @@ def sum_format_of(plan: RunPlan, numbers: int) -> SumFormat:
 
     Args:
         plan: The run, whose encoders are class means.
-        numbers: Of a record, projected or not.
+        numbers: Features of a record.
 
     Raises:
         PrivacyError: If the noise leaves nothing to fit to.
@@ -68,8 +71,7 @@ class ClassMeansFitting:
         """The encoder, not fitted yet."""
         self.features: Float32[np.ndarray, "records features"] = features
         """The party's records, scaled."""
-        self._projection = projection_of(self.plan.config, self.party, features.shape[1])
-        self.format = sum_format_of(self.plan, self._projection.shape[1])
+        self.format = sum_format_of(self.plan, features.shape[1])
         """Format of the class sums."""
 
     @property
@@ -106,9 +108,10 @@ class ClassMeansFitting:
     ) -> Float64[np.ndarray, "records numbers"]:
         """Return what the encoder computes for each record."""
         device = next(self.bottom.buffers()).device
+        chunk = max(1, _CHUNK // self.features.shape[1])
         parts = [
-            compute(torch.from_numpy(self.features[first : first + _CHUNK]).to(device)).cpu()
-            for first in range(0, max(1, len(self.features)), _CHUNK)
+            compute(torch.from_numpy(self.features[first : first + chunk]).to(device)).cpu()
+            for first in range(0, max(1, len(self.features)), chunk)
         ]
         return torch.cat(parts).numpy()
 
@@ -123,8 +126,30 @@ class ClassMeansFitting:
         """Return the records as class sums count them; fits a score encoder's columns first."""
         if isinstance(self.bottom, frozen.ScoreBottom):
             self.bottom.fit_columns(self._ranks(self.bottom.numbers, frozen.COLUMN_EDGES))
-            return self._by_record(self.bottom.records)
-        return self.features @ self._projection
+            records = self._by_record(self.bottom.records)
+        else:
+            records = self.bottom.shape.arrange(self.features)
+        return records * self.bottom.shape.scale
+
+    @property
+    def _unit(self) -> float:
+        """A unit of the class sums, in units of a record's numbers."""
+        return float(2.0**-self.format.bits / self.bottom.shape.scale)
+
+    @property
+    def seen_columns(self) -> int:
+        """Columns that a label can be seen in: numbers of a record, less what noise hides.
+
+        A mean of n / C rows, of deviation at most 1, with noise of deviation s in their sum has
+        1 / (1 + s^2 C / n) of its variance from the rows: only that part follows their labels. A
+        word has at most n / L of the rows in the mean, with L words in its column.
+        """
+        noise = (self.plan.releases.fitting_multiplier() or 0.0) * self.format.change_of_record
+        ratio = (noise * self._unit) ** 2 * (self.format.bins - 1) / max(1, self.plan.facts.rows)
+        shape = self.bottom.shape
+        columns = len(shape.plain_places) / (1 + ratio)
+        columns += sum(len(column) / (1 + ratio * len(column)) for column in shape.words)
+        return math.ceil(columns)
 
     def vectors(self) -> Int64[np.ndarray, "rows numbers"]:
         """Return the vector of each of the primary's rows, in units of the format.
@@ -179,12 +204,25 @@ class ClassMeansFitting:
         if self._sums is None:
             raise PrivacyError("the primary asks for rows before it has let class means be fitted")
         counts, means = self.format.means(self._sums)
+        shape = self.bottom.shape
+        means /= shape.scale
         if isinstance(self.bottom, frozen.ScoreBottom):
-            self.bottom.fit_weights(means[1] - means[0], radius=self.format.radius)
+            self.bottom.fit_weights(
+                counts[:2],
+                means[:2],
+                radius=RADIUS * math.sqrt(len(shape.plain_places)),
+                noise_std=self._noise_std(),
+            )
             self.bottom.fit_ranks(self._ranks(self.bottom.scores, frozen.SCORE_EDGES))
             return
-        directions = frozen.class_directions(counts, means)
-        self.bottom.encode.fit(
-            centre=self._projection @ directions.centre,
-            projection=self._projection @ directions.weights,
-        )
+        directions = shape.restore(frozen.class_directions(counts, means))
+        self.bottom.encode.fit(centre=directions.centre, projection=directions.weights)
+
+    def _noise_std(self) -> float:
+        """Return the deviation of all noise in a class's sum of a number of records."""
+        config = self.plan.config
+        noise = (self.plan.releases.fitting_multiplier() or 0.0) * self.format.change_of_record
+        label_noise = label_noise_std(config, self.format) if hides_labels(config) else 0.0
+        keep = keep_of(config)
+        inflation = 1.0 if keep is None else 1 / (keep - (1 - keep))
+        return float(np.hypot(noise, label_noise)) * inflation * self._unit

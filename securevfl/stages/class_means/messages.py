@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Int64, UInt64
 
 from securevfl.core.errors import ProtocolError
-from securevfl.models.frozen import MOST_NUMBERS
+from securevfl.models.frozen import MOST_FEATURES
 from securevfl.mpc import dealt_sums
 from securevfl.transport.message import DeclaredMessage, Message, MessageKind, TypedMessage, wire
 
@@ -41,18 +41,21 @@ class ClassMeansCall(DeclaredMessage):
 class ClassMeansState(DeclaredMessage):
     """Whether the secondary's encoder is fitted, and how many numbers a line of its sums has.
 
-    They have one more than the secondary's records have features, or than a projection leaves.
+    They have one more than the secondary's records have features.
     """
 
     KIND: ClassVar = ClassMeansKind.CLASS_MEANS_STATE
     WAY: ClassVar = "secondary to primary"
-    COVERS: ClassVar = {"no record": "settled numbers lengths"}
+    COVERS: ClassVar = {"no record": "settled numbers columns lengths"}
 
     settled: bool
     """True if the encoder was fitted in an earlier session of this run."""
 
-    numbers: int = wire(least=2, most=MOST_NUMBERS + 1)
+    numbers: int = wire(least=2, most=MOST_FEATURES + 1)
     """Columns of the class-sum matrix."""
+
+    columns: int = wire(least=0, most=MOST_FEATURES)
+    """Numbers of a record in which labels can be seen behind its noise."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -84,7 +87,7 @@ class ClassMeansTurn(DeclaredMessage):
     secondary: int = wire(among="due")
     """Its rank."""
 
-    numbers: int = wire(least=2, most=MOST_NUMBERS + 1)
+    numbers: int = wire(least=2, most=MOST_FEATURES + 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -98,7 +98,11 @@ class ClassMeansSecondary(StageAtSecondary):
             raise ProtocolError("the primary calls for class means twice in one session")
         self._called = True
         fitting = self.fitting
-        state = ClassMeansState(settled=fitting.encoder_fixed, numbers=fitting.format.shape[1])
+        state = ClassMeansState(
+            settled=fitting.encoder_fixed,
+            numbers=fitting.format.shape[1],
+            columns=fitting.seen_columns,
+        )
         reply.send(state)
         if state.settled:
             return
@@ -324,8 +328,7 @@ class ClassMeansPrimary(StageAtPrimary):
         """
         self.observe(Stage(text="fitting class means"))
         states = self.peers.ask(ClassMeansCall(), ClassMeansState)
-        # A line of class sums has one number more than a record.
-        self.note_columns(sum(state.numbers - 1 for state in states))
+        self.note_columns(sum(state.columns for state in states))
         numbers = {
             rank: state.numbers
             for rank, state in zip(self.peers.ranks, states, strict=True)

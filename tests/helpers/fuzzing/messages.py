@@ -264,7 +264,7 @@ READS: Final = (
     _read(Failure(party="bank", reason="is gone", kind="lost"), relayed=False),
     _read(SealedTo(rank=2, sealed=np.zeros(20, dtype=np.uint8))),
     _read(SealedFrom(rank=2, sealed=np.zeros(20, dtype=np.uint8))),
-    _read(ClassMeansState(settled=False, numbers=4)),
+    _read(ClassMeansState(settled=False, numbers=4, columns=3)),
     _read(ClassMeansLabels(bins_of_rows=np.array([0, 2, 1])), rows=3, bins=3),
     _read(ClassMeansTurn(secondary=1, numbers=4), due=(1, 2)),
     _read(

@@ -53,11 +53,11 @@ def test_numbers_that_name_no_bin_are_refused(name: str, value: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "meta", [{"numbers": 62}, {"numbers": 1}, {"numbers": True}, {"settled": 1}]
+    "meta", [{"numbers": 4098}, {"numbers": 1}, {"numbers": True}, {"settled": 1}]
 )
 def test_a_state_that_cannot_be_is_refused(meta) -> None:
-    """Class sums have up to 61 numbers; what is no number or no truth value is nothing."""
-    state = ClassMeansState(settled=False, numbers=61).to_message()
+    """Class sums have up to 4,097 numbers; what is no number or no truth value is nothing."""
+    state = ClassMeansState(settled=False, numbers=61, columns=60).to_message()
     ClassMeansState.from_message(wire(state))
     with pytest.raises(ProtocolError, match="bank"):
         ClassMeansState.from_message(wire(replace(state, meta={**state.meta, **meta})))

@@ -118,7 +118,7 @@ def test_a_dealer_that_leaves_is_named(tmp_path: Path, politely: bool) -> None:
     told = class_labels(120, label_noise=lambda sums: sums.noise(0.0))
     with federation(tmp_path) as (one, primary, ends):
         for name in ("bank-1", "bank-2"):
-            ends[name].send(ClassMeansState(settled=False, numbers=4).to_message())
+            ends[name].send(ClassMeansState(settled=False, numbers=4, columns=3).to_message())
         if politely:
             ends["dealer"].close()
         else:

@@ -392,7 +392,9 @@ class TestLies:
     def test_a_secondary_answers_for_every_row_once(self, one: Built, rows, numbers, line) -> None:
         def bank(wires) -> None:
             lines = wires.of("bank-1")
-            lines.send(ClassMeansState(settled=False, numbers=NUMBERS).to_message(), "agency")
+            lines.send(
+                ClassMeansState(settled=False, numbers=NUMBERS, columns=1).to_message(), "agency"
+            )
             lines.receive("agency", ClassMeansKind.CLASS_MEANS_CALL)
             lines.receive("agency", ClassMeansKind.CLASS_MEANS_SHIFTED)
             noise = ClassMeansNoise(words=np.zeros((BINS, numbers), np.uint64))

@@ -57,21 +57,31 @@ def primary(
 @pytest.mark.parametrize(
     ("columns", "surviving", "used"),
     [
-        # Training rows gain 0.22 each; a direction of d columns gains up to v d / 60 of that.
+        # Training rows gain 0.025 each; a direction of d columns gains up to v d / 60 of that.
         (0, 1.0, "joint"),
-        (6, 1.0, "joint"),
-        (40, 1.0, "alone"),
-        (40, 0.1, "joint"),
+        (1, 1.0, "joint"),
+        (7, 1.0, "alone"),
+        (7, 0.1, "joint"),
     ],
 )
 def test_rows_whose_labels_directions_have_seen_decide_less_what_that_gains(
     columns: int, surviving: float, used: str
 ) -> None:
     """A row that decides although it was seen must not be taken for a fresh one."""
-    one = primary(columns=columns, surviving=surviving, on_training=0.5, on_validation=0.0)
+    one = primary(columns=columns, surviving=surviving, on_training=0.05, on_validation=0.0)
     decision = Primary.decide(one, torch.zeros(80, 1), base_is_alone=True)
     assert decision.used == used
     assert decision.optimism == pytest.approx(columns * surviving / 60 * 60 / 80)
+
+
+@pytest.mark.parametrize(("on_validation", "used"), [(0.0, "alone"), (0.5, "joint")])
+def test_validation_rows_decide_where_directions_have_many_columns(
+    on_validation: float, used: str
+) -> None:
+    """Training rows have little to say then, and are not asked."""
+    one = primary(columns=40, on_training=0.5, on_validation=on_validation)
+    decision = Primary.decide(one, torch.zeros(80, 1), base_is_alone=True)
+    assert (decision.used, decision.rows, decision.optimism) == (used, 20, 0.0)
 
 
 def test_validation_rows_are_fresh_whatever_directions_have_seen() -> None:

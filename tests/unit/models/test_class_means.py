@@ -1,8 +1,10 @@
 """Directions of class means: they point at the class that a record is nearest to."""
 
 import numpy as np
+import pytest
 
-from securevfl.models.frozen import MOST_NUMBERS, PROJECTED, class_directions, public_projection
+from securevfl.dp.class_sums import RADIUS
+from securevfl.models.frozen import Directions, RecordShape, class_directions
 
 
 def test_a_record_at_a_class_mean_points_at_that_class() -> None:
@@ -13,11 +15,23 @@ def test_a_record_at_a_class_mean_points_at_that_class() -> None:
     assert released.argmax(axis=1).tolist() == [0, 1, 2]
 
 
-def test_wide_records_are_projected_alike_by_everybody_who_knows_the_seed() -> None:
-    """And narrow ones stay as they are; directions are orthonormal, so lengths do not grow."""
-    assert np.array_equal(public_projection(MOST_NUMBERS, seed=1), np.eye(MOST_NUMBERS))
-    wide = public_projection(200, seed=1)
-    assert wide.shape == (200, PROJECTED)
-    np.testing.assert_allclose(wide.T @ wide, np.eye(PROJECTED), atol=1e-12)
-    assert np.array_equal(wide, public_projection(200, seed=1))
-    assert not np.array_equal(wide, public_projection(200, seed=2))
+def test_words_take_the_noise_of_one_number_a_column() -> None:
+    """However many words a column has; a record fills the same ball as one of numbers."""
+    shape = RecordShape(features=103, words=(range(1, 101), (101, 102)))
+    longest = np.sqrt(RADIUS**2 * 1 + 2)
+    assert shape.scale * longest == pytest.approx(RADIUS * np.sqrt(103))
+    assert RecordShape(features=5).scale == 1
+
+
+def test_directions_of_arranged_records_are_directions_of_features() -> None:
+    rng = np.random.default_rng(3)
+    shape = RecordShape(features=6, words=((4, 1), (2,)))
+    features = rng.choice([-1.0, 1.0], size=(9, 6))
+    arranged = shape.arrange(features)
+    assert arranged[:, 3:].tolist() == ((features[:, [4, 1, 2]] + 1) / 2).tolist()
+    directions = Directions(centre=rng.normal(size=6), weights=rng.normal(size=(6, 3)))
+    restored = shape.restore(directions)
+    np.testing.assert_allclose(
+        (features - restored.centre) @ restored.weights,
+        (arranged - directions.centre) @ directions.weights,
+    )

@@ -8,6 +8,7 @@ from securevfl.dp.class_sums import noised_ranks
 from securevfl.models import frozen
 
 RECORDS, COLUMNS = 400, 3
+COUNTS, MEANS = np.full(2, 1e9), np.array([[0.0], [1.0]]) * np.ones(COLUMNS)
 
 
 def table(*, records: int = RECORDS) -> torch.Tensor:
@@ -19,11 +20,11 @@ def table(*, records: int = RECORDS) -> torch.Tensor:
 
 def fitted(features: torch.Tensor, *, length: float = 0.5) -> frozen.ScoreBottom:
     """Return an encoder that was fitted without noise, for the sum of all columns."""
-    bottom = frozen.ScoreBottom(projection=np.eye(COLUMNS), length=length)
+    bottom = frozen.ScoreBottom(frozen.RecordShape(features=COLUMNS), length=length)
     edges = frozen.COLUMN_EDGES
     numbers = bottom.numbers(features).numpy()
     bottom.fit_columns(noised_ranks(numbers, edges, noise_multiplier=None))
-    bottom.fit_weights(np.ones(COLUMNS), radius=3.0)
+    bottom.fit_weights(COUNTS, MEANS, radius=3.0, noise_std=0.0)
     scores = bottom.scores(features).numpy()
     bottom.fit_ranks(noised_ranks(scores, frozen.SCORE_EDGES, noise_multiplier=None))
     return bottom
@@ -68,3 +69,58 @@ def test_a_records_vector_is_its_own_and_an_absent_one_is_zero() -> None:
     np.testing.assert_array_equal(released(bottom, features)[0], released(bottom, other)[0])
     nobody = torch.zeros(1, 1, dtype=torch.bool)
     assert not bottom(features[:1, None], torch.zeros(1, 1, 0), nobody).any()
+
+
+def words_and_numbers(
+    records: int = 4000, *, words: int = 50
+) -> tuple[torch.Tensor, np.ndarray, np.ndarray, frozen.RecordShape]:
+    """Return features, labels and words of records: 3 numbers say nothing, a word much."""
+    rng = np.random.default_rng(1)
+    word = rng.integers(0, words, records)
+    odds = rng.normal(size=words) * 1.5
+    labels = (rng.logistic(size=records) < odds[word]).astype(int)
+    hot = 2.0 * np.eye(words)[word] - 1
+    features = np.concatenate([rng.uniform(-1, 1, size=(records, 3)), hot], axis=1)
+    shape = frozen.RecordShape(features=3 + words, words=(range(3, 3 + words),))
+    return torch.from_numpy(features).float(), labels, odds[word], shape
+
+
+def score_encoder(
+    features: torch.Tensor, labels: np.ndarray, shape: frozen.RecordShape, *, noise_std: float = 0
+) -> frozen.ScoreBottom:
+    bottom = frozen.ScoreBottom(shape, length=1.0)
+    edges, numbers = frozen.COLUMN_EDGES, bottom.numbers(features).numpy()
+    bottom.fit_columns(noised_ranks(numbers, edges, noise_multiplier=None))
+    records = bottom.records(features).numpy()
+    counts = np.bincount(labels, minlength=2).astype(float)
+    means = np.stack([records[labels == label].mean(axis=0) for label in (0, 1)])
+    means += np.random.default_rng(2).normal(size=means.shape) * noise_std / counts[:, None]
+    bottom.fit_weights(counts, means, radius=0.8 * 3**0.5, noise_std=noise_std)
+    return bottom
+
+
+def test_a_word_adds_the_log_odds_of_its_records() -> None:
+    features, labels, odds, shape = words_and_numbers()
+    scores = score_encoder(features, labels, shape).scores(features)[:, 0].numpy()
+    assert np.corrcoef(scores, odds)[0, 1] > 0.95
+    assert np.abs(scores).max() <= 1
+
+
+def test_words_are_read_in_each_scaling() -> None:
+    """As bounds, deviations, and no scaling at all have them."""
+    features, _, _, shape = words_and_numbers()
+    there = (features[:, 3:] > 0).double()
+    mean, std = there.mean(dim=0), there.std(dim=0)
+    for scaled, above in ((features, 0.0), ((there - mean) / std, 0.0), (there, 0.5)):
+        rows = torch.cat([features[:, :3], scaled[:, -50:].float()], dim=1)
+        bottom = frozen.ScoreBottom(shape, length=1.0, above=above)
+        assert torch.equal(bottom.records(rows)[:, 3:], there)
+
+
+def test_weights_that_are_noise_are_drawn_to_zero() -> None:
+    """Of 3 numbers that say nothing; and of words, where noise is larger than their counts."""
+    features, labels, _, shape = words_and_numbers()
+    quiet = score_encoder(features, labels, shape).weights.numpy()
+    assert np.abs(quiet[:3]).max() < 0.1 < np.abs(quiet[3:]).mean()
+    noisy = score_encoder(features, labels, shape, noise_std=4000.0).weights.numpy()
+    assert np.abs(noisy).mean() < np.abs(quiet).mean() / 2

@@ -131,3 +131,17 @@ def test_one_neighbour_by_exact_ids_trains_fedsim() -> None:
     model = sv.FederatedClassifier("fedsim", key="id", secondaries=[bureau], neighbours=1, epochs=1)
     fitted = model.fit(bank.drop(columns="y"), bank["y"])
     assert np.isfinite(fitted.predict_proba(bank.drop(columns="y"))).all()
+
+
+def test_texts_that_a_metric_of_numbers_cannot_compare_are_refused_in_a_line() -> None:
+    bank, bureau = frames()
+    names = [f"person {number}" for number in range(len(bank))]
+    with pytest.raises(DataError, match="key column 'id' holds texts, .* compares numbers"):
+        sv.simulate(
+            primary=bank.assign(id=names),
+            secondaries=[bureau.assign(id=names)],
+            label="y",
+            key="id",
+            encoder="auto",
+            **{**FREE, "base": "linear"},
+        )
