@@ -134,7 +134,10 @@ def own_and_partners(
             assert content is not None, "the table's name is right"
             table = pd.read_csv(content, index_col=0).dropna()
         table = table.sample(n=min(len(table), 6_000), random_state=seed)
-        labels = table[label].to_numpy(dtype=np.float64)
+        known = table[label]
+        if not pd.api.types.is_numeric_dtype(known):
+            known = known.rank(method="dense") - 1
+        labels = known.to_numpy(dtype=np.float64)
         parties = []
         for party, columns in (("primary", own), ("secondary", partner)):
             features = pd.get_dummies(table[list(columns)])
@@ -194,6 +197,46 @@ SETS: dict[str, Set] = {
         ["age", "black", "sex", "maried", "school", "privins", "medicaid"],
         ["hlth", "numchron", "adldiff", "emr", "hosp", "faminc", "ofnp", "opp", "opnp"],
         above=4,
+    ),
+    "denials": own_and_partners(
+        "Ecdat",
+        "Hdma",
+        "deny",
+        ["dir", "hir", "lvr", "uria", "comdominiom", "single"],
+        ["ccs", "mcs", "pbcr", "dmi", "self"],
+        above=0.5,
+    ),
+    "medicines": own_and_partners(
+        "Ecdat",
+        "VietNamI",
+        "pharvis",
+        ["lnhhexp", "age", "sex", "married", "educ"],
+        ["illness", "injury", "illdays", "actdays", "insurance"],
+        above=0.5,
+    ),
+    "spending": own_and_partners(
+        "Ecdat",
+        "VietNamH",
+        "lntotal",
+        ["sex", "age", "educyr", "hhsize"],
+        ["farm", "urban", "lnrlfood"],
+        above=math.nan,
+    ),
+    "doctors": own_and_partners(
+        "Ecdat",
+        "DoctorAUS",
+        "doctorco",
+        ["sex", "age", "income", "insurance"],
+        ["illness", "actdays", "hscore", "chcond", "hospadmi", "hospdays", "medecine"],
+        above=0.5,
+    ),
+    "hours": own_and_partners(
+        "Ecdat",
+        "Workinghours",
+        "hours",
+        ["income", "age", "education"],
+        ["child5", "child13", "child17", "nonwhite", "owned", "mortgage", "occupation", "unemp"],
+        above=math.nan,
     ),
     "digits": pixels("digits", 5, 1_797, 4, (-6.0, 16.0)),
     "mnist10": pixels("mnist", 10, 6_000, 8, (0.0, 255.0)),
