@@ -18,7 +18,7 @@ from decimal import ROUND_CEILING, Context, Decimal
 from typing import Final, Literal
 
 import numpy as np
-from jaxtyping import Float64, Int64, Shaped
+from jaxtyping import Float64, Int64, Shaped, UInt64
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
@@ -181,12 +181,27 @@ def randomised_labels(
     References:
         [W65] for two classes, [KBR16] for K.
     """
+    return turn_classes(bins, classes, epsilon, np.frombuffer(os.urandom(8 * len(bins)), np.uint64))
+
+
+def turn_classes(
+    bins: Int64[np.ndarray, " rows"],
+    classes: int,
+    epsilon: float,
+    words: UInt64[np.ndarray, " rows"],
+) -> Int64[np.ndarray, " rows"]:
+    """Return classes by K-ary randomised response to given uniform numbers, one a row.
+
+    See :func:`randomised_labels`, which draws them.
+
+    Raises:
+        ConfigError: If an argument is out of range.
+    """
     _, weight = slots(epsilon, classes)
     known = bins < classes
     if ((bins < 0) | (bins > classes)).any():
         raise ConfigError(f"bins: must be classes from 0 to {classes - 1}, or {classes} for none")
-    drawn = np.frombuffer(os.urandom(8 * len(bins)), np.uint64) >> np.uint64(64 - _BITS)
-    turned = drawn.astype(np.int64) // weight + 1
+    turned = (words >> np.uint64(64 - _BITS)).astype(np.int64) // weight + 1
     turned[turned >= classes] = 0
     return np.where(known, (bins + turned) % classes, bins).astype(np.int64)
 

@@ -2,8 +2,9 @@
 
 The rank of a record's score falls into one of M cells of equal probability. A secondary sends that
 cell with probability p, and any other with probability q; a row without a record sends a uniform
-cell. Cells are drawn by :func:`securevfl.dp.labels.randomised_labels`, in whole numbers. The noise
-level of symbols is the odds ``q / p``: 0 is none, and 1 leaves nothing of the score.
+cell. Cells are drawn by :func:`securevfl.dp.labels.turn_classes`, in whole numbers, which follow
+from a secret and the row's key: so rows of one key have one symbol, whenever they are asked for.
+The noise level of symbols is the odds ``q / p``: 0 is none, and 1 leaves nothing of the score.
 
 Against one number behind Gaussian noise, nearly all of whose epsilon goes into a tail of
 probability delta, a symbol has a bounded privacy loss (docs/privacy.md, section 3).
@@ -13,7 +14,6 @@ References:
 """
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,13 +21,16 @@ from typing import Final
 
 import numpy as np
 import scipy  # special functions load when they are first named
-from jaxtyping import Float64, Int64
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES256
+from cryptography.hazmat.primitives.ciphers.modes import ECB
+from jaxtyping import Float64, Int64, UInt64
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 from securevfl.dp.events import SymbolRelease
 from securevfl.dp.gaussian import gaussian_delta
-from securevfl.dp.labels import SMALLEST_EPSILON, randomised_labels, slots
+from securevfl.dp.labels import SMALLEST_EPSILON, slots, turn_classes
 
 CELLS: Final = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 50, 64)
 """Numbers of cells that a plan may choose."""
@@ -123,11 +126,15 @@ class SymbolNoise:
         cells = np.searchsorted(edges * self.unit, mean, side="right")
         return np.where(known, cells, -1).astype(np.int64)
 
-    def draw(self, cells: Int64[np.ndarray, " rows"]) -> Float64[np.ndarray, " rows"]:
-        """Return the mean score of each row's symbol, over the largest one: fresh draws.
+    def draw(
+        self, cells: Int64[np.ndarray, " rows"], keys: Int64[np.ndarray, " rows"], *, secret: bytes
+    ) -> Float64[np.ndarray, " rows"]:
+        """Return the mean score of each row's symbol, over the largest one.
 
         Args:
             cells: From :meth:`cells_of`.
+            keys: A number for each row's key; equal ones have equal cells, and get equal symbols.
+            secret: 32 random bytes, of this release alone.
 
         Returns:
             One of M values each, in [-1, 1].
@@ -136,22 +143,32 @@ class SymbolNoise:
             To readers of the result: each row's symbol, as
             :class:`securevfl.dp.events.SymbolRelease` says.
         """
-        uniform = _uniform_cells(len(cells), self.plan.cells)
-        known = np.where(cells < 0, uniform, cells)
-        drawn = randomised_labels(known, self.plan.cells, _log_ratio(self.odds))
+        words = uniform_words(secret, keys, draw=0)
+        uniform, count = words[:, 1].copy(), 0
+        # Numbers that would favour some cells are drawn again.
+        last = np.uint64(2**64 - 1 - 2**64 % self.plan.cells)
+        while (again := uniform > last).any():
+            count += 1
+            uniform[again] = uniform_words(secret, keys[again], draw=count)[:, 1]
+        absent = (uniform % np.uint64(self.plan.cells)).astype(np.int64)
+        known = np.where(cells < 0, absent, cells)
+        drawn = turn_classes(known, self.plan.cells, _log_ratio(self.odds), words[:, 0])
         means = normal_scores(self.plan.cells)
         sent: Float64[np.ndarray, " rows"] = (means / means[-1])[drawn]
         return sent
 
 
-def _uniform_cells(count: int, cells: int) -> Int64[np.ndarray, " count"]:
-    """Return uniform cells, from bytes of which those that would favour some cells are left out."""
-    fair = 256 - 256 % cells
-    drawn = np.empty(0, np.uint8)
-    while len(drawn) < count:
-        more = np.frombuffer(os.urandom(2 * count + 16), np.uint8)
-        drawn = np.concatenate([drawn, more[more < fair]])
-    return drawn[:count].astype(np.int64) % cells
+def uniform_words(
+    secret: bytes, keys: Int64[np.ndarray, " rows"], *, draw: int
+) -> UInt64[np.ndarray, "rows 2"]:
+    """Return two uniform numbers for each key: AES-256 of the key and the draw's number.
+
+    To whoever lacks the secret, those of different keys are independent.
+    """
+    blocks = np.empty((len(keys), 2), dtype=np.uint64)
+    blocks[:, 0], blocks[:, 1] = keys, draw
+    encrypted = Cipher(AES256(secret), ECB()).encryptor().update(blocks.tobytes())  # noqa: S305
+    return np.frombuffer(encrypted, dtype=np.uint64).reshape(-1, 2)
 
 
 def _log_ratio(odds: float) -> float:

@@ -35,7 +35,7 @@ from securevfl.federation.rounds.fitted_primary import (
 )
 from securevfl.federation.rounds.network_primary import NetworkPrimary
 from securevfl.federation.rounds.primary import Primary, PrimaryData, PrimaryInputs
-from securevfl.federation.rounds.release import SecondaryRelease
+from securevfl.federation.rounds.release import KeySymbols, SecondaryRelease
 from securevfl.federation.rounds.secondary import Secondary, SecondaryData
 from securevfl.federation.rounds.updates import DropoutStream, GradientNoise
 from securevfl.federation.run_plan import RunPlan, pools
@@ -149,9 +149,11 @@ def build_secondary(
     bottom, features = at_work.bottom, at_work.features
     records = {"features": torch.from_numpy(features), "keys": torch.from_numpy(linked.keys)}
     kept, counted = None, None
-    most = plan.releases.releases_per_record
+    most, symbols = plan.releases.releases_per_record, plan.releases.symbols
+    # Behind noise of its own every row is a release.
+    firsts = None if symbols is None else linked.firsts
     if most is not None:
-        counted = CountedRelease(linked.source, ledger, most)
+        counted = CountedRelease(linked.source, ledger, most, firsts=firsts)
     elif plan.regime.releases_once:
         fit: Callable[[], None] | None = None
         if kept_bottom is None and isinstance(bottom, FittedBottom) and plan.releases.fitting:
@@ -159,7 +161,13 @@ def build_secondary(
             if isinstance(bottom, DirectionBottom) and not config.encoder_reads_labels:
                 fit = PrincipalFitting(plan, bottom, features, ledger)
         kept = CachedRelease(
-            files, ledger, bottom=bottom, links=linked.source, records=records, fit=fit
+            files,
+            ledger,
+            bottom=bottom,
+            links=linked.source,
+            records=records,
+            firsts=firsts,
+            fit=fit,
         )
     data = SecondaryData(
         name=party.name,
@@ -170,18 +178,17 @@ def build_secondary(
     )
     # The accounting speaks of rows that are means over K slots; what leaves is their sum.
     units = plan.cut.noise_share_std * plan.cut.slots / plan.cut.ring.granularity
-    symbols = plan.releases.symbols
+    charge, drawn = counted or kept, None
+    if symbols is not None:
+        assert charge is not None, "scores are of frozen encoders"
+        unit = config.privacy.clip_norm / LARGEST_SCORE
+        noise = SymbolNoise(plan=symbols, odds=plan.noise_share_std, unit=unit)
+        drawn = KeySymbols(noise=noise, keys=charge)
     contribution = SecondaryRelease(
         plan.aggregation(),
         noise=NoiseBuffer(ExactDiscreteGaussian(units)) if units else None,
-        symbols=None
-        if symbols is None
-        else SymbolNoise(
-            plan=symbols,
-            odds=plan.noise_share_std,
-            unit=config.privacy.clip_norm / LARGEST_SCORE,
-        ),
-        ledger=counted or kept or ledger,
+        symbols=drawn,
+        ledger=charge or ledger,
     )
     privacy, gradient_noise = config.privacy, None
     if plan.learns and plan.regime.noises_updates:

@@ -142,6 +142,20 @@ def place_in_run(counts: Int64[np.ndarray, " runs"]) -> Int64[np.ndarray, " item
     return np.arange(counts.sum()) - np.repeat(begin, counts)
 
 
+def first_of_key(numbers: Int64[np.ndarray, " rows"]) -> Int64[np.ndarray, " rows"]:
+    """Return the first row of each row's key.
+
+    Args:
+        numbers: A number for each row, equal for equal keys; below 0 without a key, which no other
+            row has.
+    """
+    firsts = np.arange(len(numbers), dtype=np.int64)
+    there = np.flatnonzero(numbers >= 0)
+    _, first, key = np.unique(numbers[there], return_index=True, return_inverse=True)
+    firsts[there] = there[first][key]
+    return firsts
+
+
 def fill_slots(
     rows: int,
     links: int,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
-from jaxtyping import Bool, Float32
+from jaxtyping import Bool, Float32, Int64
 
 from securevfl.core import files
 from securevfl.core.errors import ConfigError
@@ -187,6 +187,10 @@ class LinkedSecondary:
 
     keys: Float32[np.ndarray, "records dimension"]
     """The secondary's keys as a model takes them, scaled as the primary's are."""
+
+    firsts: Int64[np.ndarray, " rows"] | None = None
+    """First row of each row's key, where records choose rows and this party sees which of the
+    primary's keys are equal."""
 
     key_scale: KeyScale | None = None
     """Scaling of these keys; None for texts."""

@@ -11,7 +11,7 @@ from unittest.mock import patch
 _MODULES = (
     "securevfl.dp.labels",
     "securevfl.dp.ring_noise",
-    "securevfl.dp.symbols",
+    "securevfl.federation.rounds.cached_release",
     "securevfl.linkage.sampling",
     # Of x on shares CrypTen's truncation is wrong with probability |x| 2^-64 in its own units.
     "securevfl.mpc.dealt_tuples",

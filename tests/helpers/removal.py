@@ -471,9 +471,10 @@ class Listener:
         return one
 
     def symbols(self, method: Any) -> Any:
-        def one(noise: SymbolNoise, cells: np.ndarray) -> Any:
-            exact = torch.from_numpy(cells.copy())
-            return self.say("symbols", exact, lambda: method(noise, cells))
+        def one(noise: SymbolNoise, cells: np.ndarray, keys: np.ndarray, *, secret: bytes) -> Any:
+            # Rows of one key are one release.
+            exact = torch.from_numpy(cells[np.unique(keys, return_index=True)[1]])
+            return self.say("symbols", exact, lambda: method(noise, cells, keys, secret=secret))
 
         return one
 

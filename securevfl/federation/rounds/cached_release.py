@@ -1,7 +1,8 @@
 """A frozen encoder's release in parts, and its saved answers, from which a cut run continues.
 
 In the secondary's folder ``release.pt`` holds what all its rows are a function of: the encoder,
-fitted or not, and the links within the secret sample; it is there before the first row is charged.
+fitted or not, the links within the secret sample, which rows have one key, and the secret that
+symbols follow from; it is there before the first row is charged.
 The files in ``answers`` are for the last rounds that were asked for, in turns, as many as the
 primary may have announced and not kept (:data:`securevfl.federation.run_plan.ROUNDS_AHEAD`). Each
 holds the rows, from before they are charged, and the noised words that answered them, from before
@@ -17,6 +18,7 @@ they are sent. So whenever a crash comes:
 """
 
 import hashlib
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final
@@ -53,11 +55,15 @@ class CachedRelease:
     """Its links as they were just found."""
     records: Mapping[str, Tensor]
     """Its table as the encoder reads it, by name."""
+    firsts: Int64[np.ndarray, " rows"] | None = None
+    """First row of each row's key, where rows of one key are released once; None: every row."""
     fit: Callable[[], None] | None = None
     """Charges for the encoder and fits it; None if it is not fitted."""
 
     def __post_init__(self) -> None:
         """Take up what the run has left, if it has left anything."""
+        self._secret = b""
+        """Secret of this release, once it is settled."""
         self._booked = set(self.ledger.released_rows.tolist())
         """Rows of this run that were charged, in earlier sessions and in this one."""
         kept = [state for state in map(self._read, _ANSWERS) if state is not None]
@@ -80,6 +86,21 @@ class CachedRelease:
     def link(self, rows: Int64[np.ndarray, " chosen"]) -> LinkTable:
         """Return the links of the given primary rows, the same in every session of the run."""
         return self.links.link(rows)
+
+    def first_rows(self, rows: Int64[np.ndarray, " batch"]) -> Int64[np.ndarray, " batch"]:
+        """Return the first row of each row's key, the same in every session of the run."""
+        return rows if self.firsts is None else self.firsts[rows]
+
+    @property
+    def secret(self) -> bytes:
+        """Secret that draws follow from, of this release alone.
+
+        Raises:
+            PrivacyError: If the release is not settled.
+        """
+        if not self._secret:
+            raise PrivacyError("rows were asked for before it was fixed what they rest on")
+        return self._secret
 
     def again(self, rows: Int64[np.ndarray, " batch"]) -> Words | None:
         """Return what these rows were answered with before; None if they still have to be released.
@@ -120,18 +141,29 @@ class CachedRelease:
                 )
             if self.fit is not None:
                 self.fit()
-            state = {"encoder": self.bottom.state_dict(), "links": _state_of(self.links)}
+            keys = {"secret": torch.frombuffer(bytearray(os.urandom(_SECRET)), dtype=torch.uint8)}
+            if self.firsts is not None:
+                keys["firsts"] = torch.from_numpy(self.firsts)
+            encoder, links = self.bottom.state_dict(), _state_of(self.links)
+            state = {"encoder": encoder, "links": links, "keys": keys}
             state["digest"] = self._digest(state)
             self._write(_RELEASE, state)
         elif self._digest(state) != state["digest"]:
             raise PrivacyError(
-                f"the table or its keys are others than those that rows of this run were released "
-                f"from; restore them, or {_ANOTHER}"
+                f"the table, its keys or {_RELEASE} are others than those that rows of this run "
+                f"were released from; restore them, or {_ANOTHER}"
             )
         else:
             self.bottom.load_state_dict(state["encoder"])
             self.links = _links_from(state["links"])
         self.ledger.require_same_release(state["digest"])
+        firsts = state["keys"].get("firsts")
+        self.firsts = None if firsts is None else firsts.numpy()
+        # With the digest, so that a secret which was copied gives another model other draws.
+        secret = state["keys"]["secret"].numpy().tobytes()
+        self._secret = hashlib.blake2b(
+            state["digest"].encode(), key=secret, digest_size=32
+        ).digest()
 
     @property
     def encoder_fixed(self) -> bool:
@@ -192,7 +224,7 @@ class CachedRelease:
         """Return the hash of all that a row's release is a function of, but for its noise."""
         settings = self.files.settings_digest if self.files else ""
         made = hashlib.sha256(settings.encode())
-        for part in (self.records, state["encoder"], state["links"]):
+        for part in (self.records, state["encoder"], state["links"], state["keys"]):
             for name, value in sorted(part.items()):
                 array = value.detach().cpu().contiguous().numpy()
                 made.update(f"{name} {array.dtype} {array.shape}\n".encode())
@@ -201,14 +233,18 @@ class CachedRelease:
 
 
 def _is_release(state: Mapping[str, Any]) -> bool:
-    encoder, links = state.get("encoder"), state.get("links")
+    encoder, links, keys = (state.get(name) for name in ("encoder", "links", "keys"))
     return (
         isinstance(state.get("digest"), str)
         and isinstance(encoder, dict)
         and isinstance(links, dict)
+        and isinstance(keys, dict)
         and set(links) in (_FIXED, _PICKED)
+        and set(keys) in ({"secret"}, {"secret", "firsts"})
         and all(isinstance(name, str) for name in encoder)
-        and all(isinstance(value, Tensor) for part in (encoder, links) for value in part.values())
+        and all(
+            isinstance(value, Tensor) for part in (encoder, links, keys) for value in part.values()
+        )
     )
 
 
@@ -228,6 +264,7 @@ def _rows_of(state: Mapping[str, Any]) -> Int64[np.ndarray, " batch"]:
     return state["rows"].contiguous().numpy()
 
 
+_SECRET: Final = 32
 _FIXED: Final = {"indices", "distances"}
 _PICKED: Final = {"starts", "records", "distances", "sample"}
 _ANOTHER: Final = "start another run with another --out, which is charged to the table's total"
@@ -269,7 +306,7 @@ class CountedRelease:
 
     The row then has the other records, or noise alone, and nobody is told. What one record adds to
     all answers together, whatever is asked for and in whatever order, is at most N times what it
-    adds to a row: docs/privacy.md, section 3.
+    adds to a row: docs/privacy.md, section 3. Rows of one key that are released once count once.
     """
 
     links: LinkSource
@@ -278,8 +315,18 @@ class CountedRelease:
     """The secondary's own, which counts how often each record was released."""
     most: int
     """N, rows that a record may be released in."""
+    firsts: Int64[np.ndarray, " rows"] | None = None
+    """First row of each row's key, where rows of one key are released once; None: every row."""
+    secret: bytes = field(default_factory=lambda: os.urandom(_SECRET), init=False, repr=False)
+    """Secret that draws follow from, of this request alone."""
     _charged: LinkTable | None = field(default=None, init=False)
     """Links of the round that is paid for."""
+    _admitted: dict[int, Int64[np.ndarray, " records"]] = field(default_factory=dict, init=False)
+    """Records that take part in each first row that was charged."""
+
+    def first_rows(self, rows: Int64[np.ndarray, " batch"]) -> Int64[np.ndarray, " batch"]:
+        """Return the first row of each row's key."""
+        return rows if self.firsts is None else self.firsts[rows]
 
     def charge(
         self, *, round_number: int, rows: Int64[np.ndarray, " batch"], purpose: str
@@ -289,10 +336,22 @@ class CountedRelease:
         Raises:
             PrivacyError: If the counts were altered under this process.
         """
-        links = self.links.link(rows)
-        admitted = self.ledger.record_counts.admit(links.indices, most=self.most)
+        firsts = self.first_rows(rows)
+        links = self.links.link(firsts)
+        # Rows of a key that was charged, in this round or before it, are what its first one is.
+        places = dict(zip(firsts[::-1].tolist(), range(len(rows) - 1, -1, -1), strict=True))
+        fresh = np.zeros((len(rows), 1), dtype=np.bool_)
+        fresh[[place for first, place in places.items() if first not in self._admitted]] = True
+        counted = links.only(np.broadcast_to(fresh, links.indices.shape))
+        admitted = self.ledger.record_counts.admit(counted.indices, most=self.most)
         epsilon = self.ledger.charge(round_number=round_number, rows=rows, purpose=purpose)
-        self._charged = links.only(admitted)
+        for place in np.flatnonzero(fresh):
+            self._admitted[int(firsts[place])] = links.indices[place][admitted[place]]
+        kept = [
+            np.isin(records, self._admitted[first])
+            for first, records in zip(firsts.tolist(), links.indices, strict=True)
+        ]
+        self._charged = links.only(np.array(kept))
         return epsilon
 
     def link(self, rows: Int64[np.ndarray, " chosen"]) -> LinkTable:

@@ -30,6 +30,39 @@ class Charge(Protocol):
         ...
 
 
+class KeyedRelease(Charge, Protocol):
+    """Any charge of rows that are released once a key."""
+
+    @property
+    def secret(self) -> bytes:
+        """32 random bytes that this release's draws follow from, and no other's."""
+        ...
+
+    def first_rows(self, rows: Int64[np.ndarray, " batch"]) -> Int64[np.ndarray, " batch"]:
+        """Return the first row of each row's key."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class KeySymbols:
+    """One secondary's symbols, of which every key of the primary has one."""
+
+    noise: SymbolNoise
+    """Randomised response on the cells of scores."""
+    keys: KeyedRelease
+    """Charge of the release, which knows the rows of a key."""
+
+    def draw(
+        self, values: Float[Tensor, "batch links 1"], rows: Int64[np.ndarray, " batch"]
+    ) -> Float[Tensor, "batch links 1"]:
+        """Return each row's symbol as the value of its first slot; other slots are zero."""
+        cells = self.noise.cells_of(values.squeeze(2).double().cpu().numpy())
+        drawn = self.noise.draw(cells, self.keys.first_rows(rows), secret=self.keys.secret)
+        sent = torch.zeros_like(values)
+        sent[:, 0, 0] = torch.from_numpy(drawn).to(values)
+        return sent
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Released:
     """One secondary's part of one round."""
@@ -53,8 +86,8 @@ class SecondaryRelease:
     _: KW_ONLY
     noise: RingNoise | None
     """Draws this party's noise share in units of the ring; None adds none."""
-    symbols: SymbolNoise | None = None
-    """Draws a symbol for each row, in place of noise; None sends what is represented."""
+    symbols: KeySymbols | None = None
+    """Draws a symbol for each key, in place of noise; None sends what is represented."""
     ledger: Charge
     """Books every release before it is made."""
     not_finite: int = field(default=0, init=False)
@@ -64,6 +97,10 @@ class SecondaryRelease:
     def promised(self) -> bool:
         """Whether something is promised of what leaves, by noise or by symbols."""
         return self.noise is not None or self.symbols is not None
+
+    def first_rows(self, rows: Int64[np.ndarray, " batch"]) -> Int64[np.ndarray, " batch"]:
+        """Return the row that each row's release is made of: of symbols, the first of its key."""
+        return rows if self.symbols is None else self.symbols.keys.first_rows(rows)
 
     def close(self) -> None:
         """Stop drawing noise ahead; later releases would have none ready."""
@@ -100,7 +137,8 @@ class SecondaryRelease:
         representation = represent(plan)
         with torch.set_grad_enabled(learns):
             if self.symbols is not None:
-                representation = self._draw_symbols(self.symbols, representation)
+                symbols = self.symbols.draw(representation, plan.rows)
+                representation = symbols * self.aggregation.clip_norm
             elif self.noise is None:
                 require_finite("the representation", representation, round_number=plan.round_number)
             else:
@@ -108,15 +146,6 @@ class SecondaryRelease:
                 reads().add(lost, self.count)
             clipped = self.aggregation.clip(representation)
         return Released(words=self.words(clipped), clipped=clipped, epsilon=epsilon)
-
-    def _draw_symbols(
-        self, symbols: SymbolNoise, values: Float[Tensor, "batch links 1"]
-    ) -> Float[Tensor, "batch links 1"]:
-        """Return each row's symbol as the value of its first slot; other slots are zero."""
-        drawn = symbols.draw(symbols.cells_of(values.squeeze(2).double().cpu().numpy()))
-        sent = torch.zeros_like(values)
-        sent[:, 0, 0] = torch.from_numpy(drawn * self.aggregation.clip_norm).to(values)
-        return sent
 
     def count(self, lost: Shaped[Tensor, ""]) -> None:
         """Count what was not finite, once it is known."""

@@ -310,7 +310,7 @@ class Secondary:
 
         Both are on the host: how many different records there are sizes what a device computes.
         """
-        links = self.data.links.link(rows)
+        links = self.data.links.link(self.contribution.first_rows(rows))
         index = torch.from_numpy(links.indices)
         present = index >= 0
         return index.clamp_min(0), present

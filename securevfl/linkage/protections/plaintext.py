@@ -9,11 +9,17 @@ import numpy as np
 from securevfl.core.errors import DataError, ProtocolError
 from securevfl.data.scaling import KeyScaler
 from securevfl.data.tables import KeyTable
+from securevfl.linkage.links import first_of_key
 from securevfl.linkage.metrics.metric import ComparedKeys, KeySpec, compare_present
 from securevfl.linkage.protections import protection
 from securevfl.linkage.sampling import FixedLinks, LinkSource
 from securevfl.linkage.spec import LinkageSecret, LinkedPrimary, LinkedSecondary, LinkSpec
-from securevfl.linkage.stage.candidates import find_candidates, source_of_metric, tells_apart
+from securevfl.linkage.stage.candidates import (
+    find_candidates,
+    same_keys,
+    source_of_metric,
+    tells_apart,
+)
 from securevfl.linkage.stage.link_cache import LinkCache, links_key, links_to_cache
 from securevfl.linkage.stage.messages import Linked, LinkingKind, OwnSimilarities
 from securevfl.linkage.stage.noised_similarities import similar_links
@@ -206,6 +212,7 @@ class Plaintext(KeysAsTheyAre):
                 similar = similar_links(spec, source.table)
                 source = source if similar is None else FixedLinks(table=similar.links)
         made = {} if similar is None else {"similarities": similar.figures()}
+        picked = spec.choice.by == "records"
         return protection.linked_secondary(
             own,
             source,
@@ -214,6 +221,7 @@ class Plaintext(KeysAsTheyAre):
             similar=similar,
             apart=spec.tells_rows and tells_apart(spec, source.link(np.arange(metric.num_rows))),
             meet=_meet(primary, own),
+            firsts=first_of_key(same_keys(spec.keys, primary)) if picked else None,
             figures={**metric.figures(), **made},
         )
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Float32, Int64
 
 from securevfl.core.errors import ConfigError
 from securevfl.core.progress import Observer, Warned
@@ -152,6 +152,7 @@ def linked_secondary(
     similar: SimilarLinks | None = None,
     apart: bool = False,
     meet: bool = True,
+    firsts: Int64[np.ndarray, " rows"] | None = None,
     figures: Mapping[str, Any] | None = None,
 ) -> LinkedSecondary:
     """Return the result of linking at a secondary.
@@ -164,6 +165,7 @@ def linked_secondary(
         similar: Similarities, where the secondary makes them.
         apart: What :func:`~securevfl.linkage.stage.candidates.tells_apart` says.
         meet: Whether numeric keys of both parties have common ranges.
+        firsts: First row of each row's key; None where that is not known or not needed.
         figures: What its log says besides counts of links.
     """
     counts: dict[str, Any] = {"rows": rows, "records": own.num_rows}
@@ -181,6 +183,7 @@ def linked_secondary(
         similarity_scale=None if similar is None else similar.scale,
         apart=apart,
         meet=meet,
+        firsts=firsts,
         figures={**counts, **(figures or {})},
     )
 

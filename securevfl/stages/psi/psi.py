@@ -46,19 +46,20 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final
 
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import Int64, UInt8
 
 from securevfl.core.checks import MOST_KEYS
 from securevfl.core.errors import ConfigError, DataError, ProtocolError
 from securevfl.core.progress import CiphertextsMade, KeysAnnounced, Pace
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.cores import Apply, on_cores, parts_of
+from securevfl.linkage.links import first_of_key
 from securevfl.linkage.metrics.exact import exact_texts, numbered_keys
 from securevfl.linkage.metrics.metric import ComparedKeys, Metric
 from securevfl.linkage.protections import protection
 from securevfl.linkage.protections.plaintext import KeysAsTheyAre
 from securevfl.linkage.spec import LinkageSecret, LinkedPrimary, LinkedSecondary, LinkSpec
-from securevfl.linkage.stage.candidates import source_of_metric, tells_apart
+from securevfl.linkage.stage.candidates import same_keys, source_of_metric, tells_apart
 from securevfl.linkage.stage.link_cache import LinkCache
 from securevfl.linkage.stage.messages import Linked
 from securevfl.stages.psi.oprf import (
@@ -207,7 +208,8 @@ class Psi(KeysAsTheyAre):
     ) -> LinkedSecondary:
         """Link as every secondary does, without cryptography."""
         _different(spec, own, rows=primary.num_rows)
-        return self._link(spec, self.compare(spec, primary, own), own)
+        numbers = same_keys(spec.keys, primary)
+        return self._link(spec, self.compare(spec, primary, own), own, first_of_key(numbers))
 
     def link_as_primary(self, party: protection.DataParty) -> LinkedPrimary:
         """Send values, and evaluate each secondary's points; see :class:`Protection`.
@@ -279,7 +281,9 @@ class Psi(KeysAsTheyAre):
             party.memory[primary] = self._evaluate_keys(party)
         keys: dict[bytes, str | None] = party.memory[primary]
         metric = numbered_keys([keys.get(value) for value in rows], texts)
-        return self.report_done(party, self._link(spec, metric, party.keys), Linked())
+        # Missing keys have random values.
+        firsts = first_of_key(numbered_keys(rows, []).primary)
+        return self.report_done(party, self._link(spec, metric, party.keys, firsts), Linked())
 
     def _evaluate_keys(self, party: protection.DataParty) -> dict[bytes, str | None]:
         """Have own keys evaluated by the primary, and return them by their values.
@@ -318,10 +322,16 @@ class Psi(KeysAsTheyAre):
                 pace(len(sent) + len(values), 2 * len(sent))
         return dict(zip(values, sent, strict=True))
 
-    def _link(self, spec: LinkSpec, metric: ComparedKeys, own: KeyTable) -> LinkedSecondary:
-        source = source_of_metric(spec, metric)
-        apart = spec.tells_rows and tells_apart(spec, source.link(np.arange(metric.num_rows)))
-        return protection.linked_secondary(own, source, None, rows=metric.num_rows, apart=apart)
+    def _link(
+        self,
+        spec: LinkSpec,
+        metric: ComparedKeys,
+        own: KeyTable,
+        firsts: Int64[np.ndarray, " rows"],
+    ) -> LinkedSecondary:
+        source, rows = source_of_metric(spec, metric), metric.num_rows
+        apart = spec.tells_rows and tells_apart(spec, source.link(np.arange(rows)))
+        return protection.linked_secondary(own, source, None, rows=rows, apart=apart, firsts=firsts)
 
 
 def _not_agreed(spec: LinkSpec, count: int, *, rows: int) -> str | None:

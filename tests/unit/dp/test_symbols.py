@@ -5,7 +5,6 @@ No test here has a chance to fail: draws are enumerated, and nothing is sampled.
 
 import itertools
 import math
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -30,10 +29,11 @@ from securevfl.dp.symbols import (
     largest_loss,
     normal_scores,
     symbols_delta,
+    uniform_words,
 )
 from securevfl.federation.messages import RoundPlan
 from securevfl.federation.rounds.cut import CutLayer, MeanOfPooledRecords
-from securevfl.federation.rounds.release import SecondaryRelease
+from securevfl.federation.rounds.release import KeySymbols, SecondaryRelease
 from securevfl.ledger.ledger import Ledger
 from securevfl.mpc.codec import RingFormat
 
@@ -140,32 +140,42 @@ def test_more_symbols_and_smaller_odds_cost_more() -> None:
 
 
 class NoCharge:
+    """Rows that each have a key of their own."""
+
+    secret = bytes(32)
+
     def charge(self, **_: object) -> float:
         return 0.0
+
+    def first_rows(self, rows: np.ndarray) -> np.ndarray:
+        return rows
 
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
-    """Return cells that a secondary sends from given bytes of uniform cells and given words."""
-    system, given = sys.modules["os"].urandom, {}
+    """Return cells that a secondary sends from given numbers for uniform cells and given words."""
+    given: dict[str, np.ndarray] = {}
 
-    def urandom(size: int) -> bytes:
-        name = sys._getframe(1).f_globals["__name__"]
-        if name not in given:
-            return system(size)
-        return (given[name] + bytes(size))[:size]
+    def uniform_words(_secret: bytes, keys: np.ndarray, *, draw: int) -> np.ndarray:
+        # Each draw after the first one has the numbers of another row.
+        uniform = np.roll(given["uniform"], -draw)[keys]
+        return np.stack([given["words"][keys] << np.uint64(1), uniform], axis=1)
 
-    monkeypatch.setattr("os.urandom", urandom)
+    monkeypatch.setattr("securevfl.dp.symbols.uniform_words", uniform_words)
 
     def draw(
-        noise: SymbolNoise, values: np.ndarray, uniform: bytes, words: np.ndarray
+        noise: SymbolNoise, values: np.ndarray, uniform: Sequence[int], words: np.ndarray
     ) -> list[int]:
-        given["securevfl.dp.symbols"] = uniform
-        given["securevfl.dp.labels"] = (words.astype(np.uint64) << np.uint64(1)).tobytes()
+        given["uniform"] = np.array(uniform, dtype=np.uint64)
+        given["words"] = words.astype(np.uint64)
         ring = RingFormat.choose(clip_norm=1.0, noise_share_std=0.0, parties=2)
         cut = CutLayer(ring=ring, slots=1, shape=(1, 1), clip_norm=1.0)
+        keys = NoCharge()
         part = SecondaryRelease(
-            MeanOfPooledRecords(cut), noise=None, symbols=noise, ledger=NoCharge()
+            MeanOfPooledRecords(cut),
+            noise=None,
+            symbols=KeySymbols(noise=noise, keys=keys),
+            ledger=keys,
         )
         rows = np.arange(len(values), dtype=np.int64)
         plan = RoundPlan(round_number=1, rows=rows, active=(1,), purpose="release")
@@ -187,7 +197,7 @@ def exact_chances(
 ) -> dict[tuple[int, ...], Fraction]:
     """Return the probability of everything that a run of a few rows may send, as a fraction.
 
-    Each row takes one byte below M of those that :func:`test_absent_rows_are_exactly_uniform`
+    Each row takes one number below M of those that :func:`test_absent_rows_are_exactly_uniform`
     counts, and a word from each class of those that act alike, both of its ends.
     """
     cells, count = noise.plan.cells, len(rows)
@@ -198,7 +208,7 @@ def exact_chances(
     classes = [*itertools.product(range(cells), repeat=count)]
     runs = [*itertools.product(classes, classes)]
     values = np.array(rows * len(runs))
-    uniform = bytes(byte for bytes_of, _ in runs for byte in bytes_of)
+    uniform = [number for numbers_of, _ in runs for number in numbers_of]
     chances: dict[tuple[int, ...], Fraction] = defaultdict(Fraction)
     each = []
     for edge in (starts, ends):
@@ -257,14 +267,17 @@ def test_runs_word_by_word_keep_what_is_charged(
 
 @pytest.mark.parametrize("cells", CELLS)
 def test_absent_rows_are_exactly_uniform(drawn: Callable[..., list[int]], cells: int) -> None:
-    """Of 256 bytes each cell has as many, and the rest is drawn again; so is a shared row's."""
+    """Numbers below the last multiple of M count by their rest, and others are drawn again."""
     noise = SymbolNoise(plan=SymbolPlan(cells=cells, exchanged=False), odds=1e-6, unit=1.0)
-    fair = 256 // cells * cells
-    values = np.array([[NONE, NONE], [LOW, HIGH]] * (fair // 2) + [[NONE, NONE]] * (fair % 2))
-    # Bytes that would favour some cells come first; the last words of all leave a cell as it is.
-    given = bytes([*range(fair, 256)] * 3 + [*range(fair)])
-    sent = drawn(noise, values, given, np.full(fair, 2**63 - 1, dtype=np.uint64))
-    assert Counter(sent) == dict.fromkeys(range(cells), fair // cells)
+    fair = 2**64 // cells * cells
+    beyond = [fair, fair, 2**64 - 1] if fair < 2**64 else []
+    given = [*beyond, *range(fair - cells, fair), *range(cells)]
+    # A row's own number, or the next one of the list that is taken.
+    wanted = [next(n for n in (given * 2)[at:] if n < fair) % cells for at in range(len(given))]
+    values = np.array(([[NONE, NONE], [LOW, HIGH]] * len(given))[: len(given)])
+    # The last words of all leave a cell as it is.
+    assert drawn(noise, values, given, np.full(len(given), 2**63 - 1)) == wanted
+    assert Counter(wanted[len(beyond) :]) == dict.fromkeys(range(cells), 2)
 
 
 @pytest.mark.parametrize("cells", [2, 5, 64])
@@ -274,7 +287,20 @@ def test_a_record_is_in_the_cell_of_its_rank(drawn: Callable[..., list[int]], ce
     ranks = (np.arange(4 * cells) + 0.5) / (4 * cells)
     scores = 0.25 * torch.special.ndtri(torch.from_numpy(ranks)).numpy()
     words = np.full(len(ranks), 2**63 - 1, dtype=np.uint64)
-    assert drawn(noise, scores[:, None], b"", words) == [*np.repeat(np.arange(cells), 4)]
+    uniform = [0] * len(scores)
+    assert drawn(noise, scores[:, None], uniform, words) == [*np.repeat(np.arange(cells), 4)]
+
+
+def test_numbers_follow_from_the_secret_and_the_key_alone() -> None:
+    """Whatever else is asked for; another secret, key or draw has others."""
+    secrets_of = (bytes(32), bytes([1]) + bytes(31))
+    first, other = (uniform_words(secret, np.arange(500), draw=0) for secret in secrets_of)
+    later = uniform_words(secrets_of[0], np.arange(500), draw=1)
+    some = np.array([7, 499, 7])
+    assert (uniform_words(secrets_of[0], some, draw=0) == first[some]).all()
+    assert len({*first.ravel(), *other.ravel(), *later.ravel()}) == 3000
+    # AES-256 of a block of zeros under a key of zeros: FIPS 197's function, by any tool.
+    assert first[0].tobytes().hex() == "dc95c078a2408989ad48a21492842087"
 
 
 def plan_of(
