@@ -10,7 +10,7 @@ deviation over seeds, and how often the joint model answers.
 
 import argparse
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pandas as pd
@@ -66,8 +66,11 @@ def gain_of(name: str, epsilon: str, seed: int) -> tuple[float, bool]:
     label = own[:, 0] + own[:, 1] / 2 + odds + rng.logistic(size=len(odds)) > 0
     ids = [f"id{row}" for row in rng.permutation(len(odds))]
     own_frame = pd.DataFrame(own, columns=[f"a{place}" for place in range(5)])
-    texts = [c for c in partner if not pd.api.types.is_numeric_dtype(partner[c])]
-    declared = {column: [-4.0, 4.0] for column in partner if column not in texts}
+    names = [str(name) for name in partner]
+    texts = [name for name in names if not pd.api.types.is_numeric_dtype(partner[name])]
+    declared: dict[str, Sequence[float | str]] = {
+        name: [-4.0, 4.0] for name in names if name not in texts
+    }
     settings = ColumnSettings(categories={column: sorted(set(partner[column])) for column in texts})
     parties = [
         sv.data.from_frame(
@@ -75,8 +78,9 @@ def gain_of(name: str, epsilon: str, seed: int) -> tuple[float, bool]:
         ),
         sv.data.from_frame(partner.assign(id=ids), name="partner", key="id", columns=settings),
     ]
-    promise = {} if epsilon == "none" else {"epsilon": float(epsilon), "delta": 1e-5}
-    privacy = sv.dp.Privacy(**promise) if promise else sv.dp.Privacy(mechanism="none")
+    privacy = sv.dp.Privacy(mechanism="none")
+    if epsilon != "none":
+        privacy = sv.dp.Privacy(epsilon=float(epsilon), delta=1e-5)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         run = sv.simulate(
