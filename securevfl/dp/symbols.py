@@ -1,6 +1,7 @@
-"""Symbols: a released score's cell, by M-ary randomised response.
+"""Symbols: a released score's cell, or a record's class, by M-ary randomised response.
 
-The rank of a record's score falls into one of M cells of equal probability. A secondary sends that
+The rank of a record's score falls into one of M cells of equal probability; with several classes,
+M is their number, and a record's cell is the class that it is most like. A secondary sends that
 cell with probability p, and any other with probability q; a row without a record sends a uniform
 cell. Cells are drawn by :func:`securevfl.dp.labels.turn_classes`, in whole numbers, which follow
 from a secret and the row's key: so rows of one key have one symbol, whenever they are asked for.
@@ -48,18 +49,23 @@ class SymbolPlan:
     """Symbols that a run releases, by its plan alone."""
 
     cells: checks.Count
-    """M, number of cells; one of :data:`CELLS`."""
+    """M, number of cells; of scores, one of :data:`CELLS`."""
+
+    classes: bool = False
+    """Whether a cell is a class, and not a range of scores."""
 
     exchanged: bool
     """Whether a removed record can bring another one forward in its row; else the row becomes one
     without a record, which costs less."""
 
     def __post_init__(self) -> None:
-        if self.cells not in CELLS:
+        if self.classes:
+            checks.whole_from(2, cells=self.cells)
+        elif self.cells not in CELLS:
             raise ConfigError(f"cells: must be one of {CELLS}, got {self.cells!r}")
 
     def surviving_share(self, odds: float) -> float:
-        """Return the share of a normal score's variance that its symbol explains.
+        """Return the share of a normal score's variance, or of a class's, that symbols explain.
 
         The posterior mean of a score is ``(p - q)`` times the mean score of the symbol's cell.
 
@@ -67,10 +73,11 @@ class SymbolPlan:
             odds: Noise level; 0 without noise.
 
         Returns:
-            ``(p - q)^2`` times the mean square of :func:`normal_scores`.
+            ``(p - q)^2``; of scores, times the mean square of :func:`normal_scores`.
         """
         own, other = cell_probabilities(self.cells, odds) if odds else (1.0, 0.0)
-        return float((own - other) ** 2 * np.mean(normal_scores(self.cells) ** 2))
+        within = 1.0 if self.classes else float(np.mean(normal_scores(self.cells) ** 2))
+        return (own - other) ** 2 * within
 
 
 def cell_probabilities(cells: int, odds: float) -> tuple[float, float]:
@@ -98,7 +105,7 @@ def normal_scores(cells: int) -> Float64[np.ndarray, " cells"]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SymbolNoise:
-    """One secondary's randomised response on the cells of its rows' scores."""
+    """One secondary's randomised response on the cells of its rows."""
 
     plan: SymbolPlan
     odds: float
@@ -109,27 +116,33 @@ class SymbolNoise:
     def __post_init__(self) -> None:
         cell_probabilities(self.plan.cells, self.odds)
 
-    def cells_of(self, values: Float64[np.ndarray, "rows slots"]) -> Int64[np.ndarray, " rows"]:
-        """Return the cell of each row's score; -1 for a row without a record.
+    def cells_of(
+        self, values: Float64[np.ndarray, "rows slots numbers"]
+    ) -> Int64[np.ndarray, " rows"]:
+        """Return the cell of each row: of its score, or its class; -1 for a row without a record.
 
-        A row's score is the mean of its records' where records are exchanged. Else a row with more
-        than one record counts as one without, so that no record stands behind another.
+        A row's numbers are the mean of its records' where records are exchanged. Else a row with
+        more than one record counts as one without, so that no record stands behind another.
 
         Args:
-            values: Value of each record of a row; not finite where a slot holds none.
+            values: Numbers of each record of a row, the score or one for each class; not finite
+                where a slot holds none.
         """
-        there = np.isfinite(values)
+        there = np.isfinite(values).all(axis=2, keepdims=True)
         records = there.sum(axis=1)
         known = records > 0 if self.plan.exchanged else records == 1
         mean = np.where(there, values, 0.0).sum(axis=1) / np.maximum(records, 1)
-        edges = scipy.special.ndtri(np.arange(1, self.plan.cells) / self.plan.cells)
-        cells = np.searchsorted(edges * self.unit, mean, side="right")
-        return np.where(known, cells, -1).astype(np.int64)
+        if self.plan.classes:
+            cells = mean.argmax(axis=1)
+        else:
+            edges = scipy.special.ndtri(np.arange(1, self.plan.cells) / self.plan.cells)
+            cells = np.searchsorted(edges * self.unit, mean[:, 0], side="right")
+        return np.where(known[:, 0], cells, -1).astype(np.int64)
 
     def draw(
         self, cells: Int64[np.ndarray, " rows"], keys: Int64[np.ndarray, " rows"], *, secret: bytes
-    ) -> Float64[np.ndarray, " rows"]:
-        """Return the mean score of each row's symbol, over the largest one.
+    ) -> Float64[np.ndarray, "rows numbers"]:
+        """Return the mean score of each row's symbol, over the largest one; of a class, its vote.
 
         Args:
             cells: From :meth:`cells_of`.
@@ -137,7 +150,7 @@ class SymbolNoise:
             secret: 32 random bytes, of this release alone.
 
         Returns:
-            One of M values each, in [-1, 1].
+            One of M values in [-1, 1]; of classes, 1 at one of M places.
 
         Reveals:
             To readers of the result: each row's symbol, as
@@ -153,8 +166,10 @@ class SymbolNoise:
         absent = (uniform % np.uint64(self.plan.cells)).astype(np.int64)
         known = np.where(cells < 0, absent, cells)
         drawn = turn_classes(known, self.plan.cells, _log_ratio(self.odds), words[:, 0])
+        if self.plan.classes:
+            return np.eye(self.plan.cells)[drawn]
         means = normal_scores(self.plan.cells)
-        sent: Float64[np.ndarray, " rows"] = (means / means[-1])[drawn]
+        sent: Float64[np.ndarray, "rows 1"] = (means / means[-1])[drawn, None]
         return sent
 
 

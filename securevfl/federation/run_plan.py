@@ -347,7 +347,7 @@ def _plan(
 def _cut_of(config: FederationConfig, *, noise_share_std: float) -> CutLayer:
     slots = config.model.neighbours if pools(config) else 1
     # Symbols are drawn before the sum, which has no noise of its own then.
-    noise_share_std = 0.0 if config.scores else noise_share_std
+    noise_share_std = 0.0 if config.encoder_reads_labels else noise_share_std
     # The accounting speaks of rows that are means over K slots; what crosses is their sum.
     ring = RingFormat.choose(
         clip_norm=config.privacy.clip_norm * slots,
@@ -435,13 +435,16 @@ def _releases(config: FederationConfig, facts: RunFacts, privacy: Privacy) -> Re
 
 def _symbols_of(config: FederationConfig) -> SymbolPlan | None:
     """Return the symbols of a run that trains, which its predictions keep; None for vectors."""
-    if not config.scores or config.privacy.mechanism == "none":
+    if not config.encoder_reads_labels or config.privacy.mechanism == "none":
         return None
+    exchanged = config.model.neighbours > 1
+    if not config.scores:
+        return SymbolPlan(cells=config.encoder_classes, exchanged=exchanged, classes=True)
     return choose_symbols(
         config.privacy,
         config.fitting,
         parties=len(config.secondaries),
-        exchanged=config.model.neighbours > 1,
+        exchanged=exchanged,
     )
 
 

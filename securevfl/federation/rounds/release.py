@@ -48,18 +48,18 @@ class KeySymbols:
     """One secondary's symbols, of which every key of the primary has one."""
 
     noise: SymbolNoise
-    """Randomised response on the cells of scores."""
+    """Randomised response on the cells of rows."""
     keys: KeyedRelease
     """Charge of the release, which knows the rows of a key."""
 
     def draw(
-        self, values: Float[Tensor, "batch links 1"], rows: Int64[np.ndarray, " batch"]
-    ) -> Float[Tensor, "batch links 1"]:
-        """Return each row's symbol as the value of its first slot; other slots are zero."""
-        cells = self.noise.cells_of(values.squeeze(2).double().cpu().numpy())
+        self, values: Float[Tensor, "batch links numbers"], rows: Int64[np.ndarray, " batch"]
+    ) -> Float[Tensor, "batch links numbers"]:
+        """Return each row's symbol as the numbers of its first slot; other slots are zero."""
+        cells = self.noise.cells_of(values.double().cpu().numpy())
         drawn = self.noise.draw(cells, self.keys.first_rows(rows), secret=self.keys.secret)
         sent = torch.zeros_like(values)
-        sent[:, 0, 0] = torch.from_numpy(drawn).to(values)
+        sent[:, 0] = torch.from_numpy(drawn).to(values)
         return sent
 
 
