@@ -211,26 +211,20 @@ class ScoreBottom(nn.Module):
         """Set each number's weight in the score, from noised statistics of two classes.
 
         A difference w of means, of variance s^2 by sampling and noise where it should be 0, is
-        multiplied by ``max(0, 1 - s^2 / w^2)`` [Breiman95], unless nothing is left. A word's log
-        odds are drawn towards none by ``2 + 2 noise_std`` more records of all classes' odds.
+        multiplied by ``w^2 / (w^2 + s^2)``, as Wiener's filter has it. A word's log odds are drawn
+        towards none by ``2 + 2 noise_std`` more records of all classes' odds.
 
         Args:
             counts: Rows of each class, at least 1.
             means: Mean record of each class; see :meth:`records`.
             radius: Largest length of a record's numbers.
             noise_std: Deviation of the noise in each class's sum of a number.
-
-        References:
-            [Breiman95] Breiman, Better subset regression using the nonnegative garrote, section 2,
-            for orthogonal columns.
         """
         plain = len(self.plain)
         weights = means[1] - means[0]
         numbers, sums = weights[:plain], means[:, plain:] * counts[:, None]
         variance = (1 / counts).sum() + np.square(noise_std / counts).sum()
-        clear = np.maximum(0, 1 - variance / np.maximum(np.square(numbers), _SMALLEST))
-        if clear.any() or self.shape.words:
-            numbers *= clear
+        numbers *= np.square(numbers) / (np.square(numbers) + variance)
         share, drawn = counts[1] / counts.sum(), 2 + 2 * noise_std
         first, second = np.maximum(sums, 0)
         odds = (second + drawn * share) / (first + drawn * (1 - share))

@@ -117,7 +117,7 @@ def test_words_are_read_in_each_scaling() -> None:
         assert torch.equal(bottom.records(rows)[:, 3:], there)
 
 
-def test_weights_that_are_noise_are_drawn_to_zero() -> None:
+def test_weights_that_are_noise_are_drawn_towards_zero() -> None:
     """Of 3 numbers that say nothing; and of words, where noise is larger than their counts."""
     features, labels, _, shape = words_and_numbers()
     quiet = score_encoder(features, labels, shape).weights.numpy()

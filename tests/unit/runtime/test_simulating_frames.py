@@ -136,7 +136,7 @@ def test_one_neighbour_by_exact_ids_trains_fedsim() -> None:
 def test_texts_that_a_metric_of_numbers_cannot_compare_are_refused_in_a_line() -> None:
     bank, bureau = frames()
     names = [f"person {number}" for number in range(len(bank))]
-    with pytest.raises(DataError, match="key column 'id' holds texts, .* compares numbers"):
+    with pytest.raises(DataError, match=r"key column 'id' holds texts, .* compares numbers"):
         sv.simulate(
             primary=bank.assign(id=names),
             secondaries=[bureau.assign(id=names)],
