@@ -14,7 +14,7 @@ from securevfl.core.errors import ConfigError, DataError
 from securevfl.data.tables import PartyTable, RowSplit, split_rows
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.regime import Regime
-from securevfl.dp.release_plan import ReleasePlan, choose_symbols
+from securevfl.dp.release_plan import ReleasePlan, choose_class_symbols, choose_symbols
 from securevfl.dp.symbols import SymbolPlan
 from securevfl.federation.rounds.cut import AGGREGATIONS, Aggregation, CutLayer
 from securevfl.ledger.book import Session, epsilon_of_sessions
@@ -347,7 +347,7 @@ def _plan(
 def _cut_of(config: FederationConfig, *, noise_share_std: float) -> CutLayer:
     slots = config.model.neighbours if pools(config) else 1
     # Symbols are drawn before the sum, which has no noise of its own then.
-    noise_share_std = 0.0 if config.encoder_reads_labels else noise_share_std
+    noise_share_std = 0.0 if _symbols_of(config) else noise_share_std
     # The accounting speaks of rows that are means over K slots; what crosses is their sum.
     ring = RingFormat.choose(
         clip_norm=config.privacy.clip_norm * slots,
@@ -437,14 +437,13 @@ def _symbols_of(config: FederationConfig) -> SymbolPlan | None:
     """Return the symbols of a run that trains, which its predictions keep; None for vectors."""
     if not config.encoder_reads_labels or config.privacy.mechanism == "none":
         return None
+    privacy, fitting, parties = config.privacy, config.fitting, len(config.secondaries)
     exchanged = config.model.neighbours > 1
-    if not config.scores:
-        return SymbolPlan(cells=config.encoder_classes, exchanged=exchanged, classes=True)
-    return choose_symbols(
-        config.privacy,
-        config.fitting,
-        parties=len(config.secondaries),
-        exchanged=exchanged,
+    if config.scores:
+        return choose_symbols(privacy, fitting, parties=parties, exchanged=exchanged)
+    classes = config.encoder_classes
+    return choose_class_symbols(
+        privacy, fitting, parties=parties, exchanged=exchanged, classes=classes
     )
 
 
