@@ -21,7 +21,7 @@ from securevfl.dp.accountant import epsilon_of
 from securevfl.dp.events import GaussianRelease, SampledRelease, SymbolRelease
 from securevfl.dp.gaussian import composed_multiplier
 from securevfl.dp.labels import slots
-from securevfl.dp.release_plan import FittingPlan, ReleasePlan, choose_symbols
+from securevfl.dp.release_plan import FittingPlan, ReleasePlan, choose_class_symbols, choose_symbols
 from securevfl.dp.symbols import (
     CELLS,
     SymbolNoise,
@@ -289,6 +289,52 @@ def test_a_record_is_in_the_cell_of_its_rank(drawn: Callable[..., list[int]], ce
     words = np.full(len(ranks), 2**63 - 1, dtype=np.uint64)
     uniform = [0] * len(scores)
     assert drawn(noise, scores[:, None], uniform, words) == [*np.repeat(np.arange(cells), 4)]
+
+
+@pytest.mark.parametrize("exchanged", [False, True])
+def test_a_rows_class_is_the_one_that_its_records_are_most_like(exchanged: bool) -> None:
+    """The mean of several where records are exchanged; else such a row is one without a record."""
+    noise = SymbolNoise(
+        plan=SymbolPlan(cells=3, exchanged=exchanged, classes=True), odds=0.2, unit=1.0
+    )
+    none, first, last = [NONE] * 3, [0.6, 0.1, -0.2], [-0.9, 0.0, 0.8]
+    values = np.array(
+        [[first, none], [none, last], [none, none], [first, last], [last, [NONE, 1, 1]]]
+    )
+    assert noise.cells_of(values).tolist() == [0, 2, -1, 2 if exchanged else -1, 2]
+
+
+def test_classes_are_votes_and_absent_rows_vote_uniformly() -> None:
+    """Of 4,000 rows each: counts are within 5 deviations of their means (fixed secret)."""
+    noise = SymbolNoise(plan=SymbolPlan(cells=4, exchanged=False, classes=True), odds=0.1, unit=1.0)
+    for cell, chances in ((-1, [1 / 4] * 4), (2, [1 / 13, 1 / 13, 10 / 13, 1 / 13])):
+        cells = np.full(4000, cell, dtype=np.int64)
+        votes = noise.draw(cells, np.arange(4000), secret=bytes(range(32)))
+        assert votes.shape == (4000, 4)
+        assert set(votes.ravel()) == {0.0, 1.0}
+        deviations = np.sqrt(4000 * np.array(chances) * (1 - np.array(chances)))
+        assert (np.abs(votes.sum(axis=0) - 4000 * np.array(chances)) < 5 * deviations).all()
+        assert (votes.sum(axis=1) == 1).all()
+
+
+def test_classes_are_symbols_where_more_survives_of_them_than_of_vectors() -> None:
+    """By the plan alone: not at an epsilon at which vectors have hardly any noise."""
+    for epsilon, parties, chosen in ((50.0, 4, False), (8.0, 4, True), (2.0, 4, True)):
+        plan = choose_class_symbols(
+            privacy_of(epsilon),
+            FittingPlan(share=0.05, steps=1),
+            parties=parties,
+            exchanged=False,
+            classes=10,
+        )
+        assert (plan is not None) is chosen
+    assert SymbolPlan(cells=7, exchanged=False, classes=True).surviving_share(0.0) == 1
+    with pytest.raises(ConfigError, match="cells"):
+        SymbolPlan(cells=1, exchanged=False, classes=True)
+
+
+def privacy_of(epsilon: float) -> Privacy:
+    return Privacy(epsilon=epsilon, delta=DELTA, encoder="frozen", links_per_record=1)
 
 
 def test_numbers_follow_from_the_secret_and_the_key_alone() -> None:
