@@ -26,6 +26,7 @@ _SHARED = {
 }
 """Functions of a few numbers, by the module that calls them."""
 _SKOPS = "skops.io._utils"
+_MARGINS = "securevfl.models.alone.margins"
 
 
 def begin_session() -> None:
@@ -46,6 +47,9 @@ def fit_runs_once() -> None:
         module = sys.modules.get(place)
         if module is not None and not hasattr(vars(module)[name], "shared"):
             setattr(module, name, _shared(vars(module)[name]))
+    margins = sys.modules.get(_MARGINS)
+    if margins is not None and not hasattr(margins._fit_estimator, "shared"):
+        setattr(margins, "_fit_estimator", _boosted_once(margins._fit_estimator))  # noqa: B010
     skops = sys.modules.get(_SKOPS)
     if skops is not None and not hasattr(skops.whichmodule, "cache_info"):
         # It looks for each function of a kept model in all that is loaded.
@@ -74,6 +78,27 @@ def _shared(compute: Callable[..., Any]) -> Callable[..., Any]:
 
     setattr(shared, "shared", True)  # noqa: B010
     return shared
+
+
+def _boosted_once(fit: Callable[..., None]) -> Callable[..., None]:
+    """Wrap the fit of an estimator: boosting with a seed, which is most of it, is fitted once."""
+
+    @functools.wraps(fit)
+    def fit_once(model: Any, *data: Any, **options: Any) -> None:
+        if getattr(model, "random_state", None) is None or not hasattr(model, "max_leaf_nodes"):
+            fit(model, *data, **options)
+            return
+
+        def fitted() -> dict[str, Any]:
+            fit(model, *data, **options)
+            return vars(model)
+
+        import joblib
+
+        vars(model).update(_once(lambda: joblib.hash((model, data)), fitted))
+
+    setattr(fit_once, "shared", True)  # noqa: B010
+    return fit_once
 
 
 def _once(key: Callable[[], str], compute: Callable[[], Any]) -> Any:
