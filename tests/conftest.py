@@ -56,13 +56,13 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def pytest_runtest_setup() -> None:
+def pytest_runtest_setup(item: pytest.Item) -> None:
     """Begin each test alike, whatever ran before it in the process.
 
-    The types of each function's first calls are checked, and the generators that belong to the
-    whole process start anew: what a test draws from them depends on no other test.
+    The generators that belong to the whole process start anew: what a test draws from them depends
+    on no other test. In each file the types of each function's first calls are checked.
     """
-    type_checks.begin_test()
+    type_checks.begin_test(item.path)
     random.seed(0)  # noqa: TID251 - that of libraries, too
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(0)

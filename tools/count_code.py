@@ -15,6 +15,7 @@ import tokenize
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -76,13 +77,18 @@ class Count:
         return self.imports / max(1, self.code)
 
 
+@cache
+def _parsed(source: str) -> ast.Module:
+    return ast.parse(source)
+
+
 def code_lines(source: str) -> set[int]:
     """Return the numbers of lines that hold code."""
     lines: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type not in _BLANK:
             lines.update(range(token.start[0], token.end[0] + 1))
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(_parsed(source)):
         if (
             isinstance(node, ast.Expr)
             and isinstance(node.value, ast.Constant)
@@ -96,7 +102,7 @@ def import_lines(source: str) -> int:
     """Return how many lines import statements take."""
     return sum(
         (node.end_lineno or node.lineno) - node.lineno + 1
-        for node in ast.walk(ast.parse(source))
+        for node in ast.walk(_parsed(source))
         if isinstance(node, ast.Import | ast.ImportFrom)
     )
 
@@ -132,7 +138,7 @@ def repeated_names(root: Path = ROOT) -> tuple[list[str], list[str]]:
     classes, names = Counter[str](), Counter[str]()
     for path in modules(root):
         names[path.stem] += path.stem not in SHARED_NAMES
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = _parsed(path.read_text(encoding="utf-8"))
         classes.update(node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
     return (
         sorted(name for name, times in classes.items() if times > 1),
@@ -144,7 +150,7 @@ def first_paragraphs(root: Path = ROOT) -> Iterator[tuple[str, str]]:
     """Yield place and first paragraph of every docstring, those of attributes included."""
     bodies = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     for path in modules(root):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(_parsed(path.read_text(encoding="utf-8"))):
             for one in node.body if isinstance(node, bodies) else []:
                 if isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant):
                     text = " ".join(str(one.value.value).strip().split("\n\n")[0].split())
@@ -155,7 +161,7 @@ def long_signatures(root: Path = ROOT) -> list[str]:
     """Return the functions with more than ``MOST_PARAMETERS`` parameters, ``self`` left out."""
     found = []
     for path in modules(root):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(_parsed(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.FunctionDef) and not _is_command(node):
                 names = [one.arg for one in (*node.args.posonlyargs, *node.args.args)]
                 count = len([n for n in names if n not in {"self", "cls"}])

@@ -56,7 +56,8 @@ class StarLoop:
 
     def __init__(self, *, own_name: str, relays: bool, limits: TransportLimits) -> None:
         self.changed = threading.Condition()
-        """Notified whenever a message, a failure or a party came, or a message went out."""
+        """Notified whenever a message, a failure or a party came, a message went out, or a caller
+        was refused."""
         self.connections: dict[str, Connection] = {}
         self.selector = selectors.DefaultSelector()
         self.limits = limits
@@ -69,7 +70,8 @@ class StarLoop:
         self._farewell_deadline: float | None = None
         self._flushed: set[str] = set()
         self._gone: set[str] = set()
-        self._news = False
+        self.news = False
+        """Whether this turn ends with a notice to those who wait."""
         self._heartbeat_s = limits.silence_timeout_s / HEARTBEATS_PER_SILENCE
         self._wake_receive, self._wake_send = socket.socketpair()
         self._wake_receive.setblocking(False)
@@ -173,8 +175,8 @@ class StarLoop:
             if self.door is not None:
                 self.door.tick(now)
         self._last_turn = now
-        if self._news:
-            self._news = False
+        if self.news:
+            self.news = False
             with self.changed:
                 self.changed.notify_all()
 
@@ -224,7 +226,7 @@ class StarLoop:
             text = str(error).removeprefix(f"{connection.peer}: ")
             self.fail(Failure(party=connection.peer, reason=text, kind="protocol"))
             return
-        self._news = self._news or bool(messages)
+        self.news = self.news or bool(messages)
         if connection.ended:
             self._lost(connection, connection.end_reason)
         elif connection.full and not was_full:
@@ -261,14 +263,14 @@ class StarLoop:
             if connection.socket in self.selector.get_map():
                 self.selector.unregister(connection.socket)
             connection.socket.close()
-        self._news = True
+        self.news = True
 
     def _write(self, connection: Connection, now: float) -> None:
         if connection.peer in self._gone or connection.peer in self._flushed:
             return
         was_blocked = connection.blocked
         try:
-            self._news |= connection.write(now)
+            self.news |= connection.write(now)
         except OSError as error:
             # The party's last message may give the reason: read it first.
             if self._farewell_deadline is None:
@@ -684,5 +686,6 @@ class Doorkeeper:
         """Count a refusal, and drop the oldest if there are too many."""
         key = (address, reason)
         self._refusals[key] = self._refusals.pop(key, 0) + 1
+        self.loop.news = True
         if len(self._refusals) > _MAX_REFUSALS:
             del self._refusals[next(iter(self._refusals))]

@@ -1,8 +1,10 @@
 """While tests run, calls in the package have their types checked, and shapes of their arrays."""
 
+from pathlib import Path
+
 import pytest
 import torch
-from helpers.type_checks import FIRST_CALLS
+from helpers.type_checks import FIRST_CALLS, begin_test
 from jaxtyping import TypeCheckError
 
 from securevfl.core import checks
@@ -35,9 +37,13 @@ def test_arrays_of_a_wrong_kind_or_shape_are_refused() -> None:
         key_grid("2")  # type: ignore[arg-type]
 
 
-def test_of_a_function_on_arrays_the_first_calls_in_a_test_are_checked() -> None:
+def test_of_a_function_on_arrays_the_first_calls_in_a_file_are_checked() -> None:
     whole = torch.zeros(3, dtype=torch.int64)
-    for _ in range(FIRST_CALLS):
-        with pytest.raises(TypeCheckError):
-            finite(whole)
-    finite(whole)
+    for file in (Path("one"), Path("another")):
+        begin_test(file)
+        for _ in range(FIRST_CALLS):
+            with pytest.raises(TypeCheckError):
+                finite(whole)
+        finite(whole)
+        begin_test(file)  # another test of the same file
+        finite(whole)

@@ -27,6 +27,7 @@ _NAMES = (
     "sklearn.ensemble",
     "sklearn.linear_model",
     "sklearn.metrics",
+    "skops.io",
     # Loaded by the first gradient of each row alone.
     "torch._dynamo",
 )

@@ -1,13 +1,14 @@
 """Types of calls in securevfl are checked while tests run; shapes, where there are any.
 
-Of a function on arrays the first calls in every test are checked, of others all; of one that is
-defined within another, its first definitions.
+Of every function the first calls in each file of tests are checked; of one that is defined within
+another, its first definitions.
 """
 
 import dataclasses
 import functools
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any, ForwardRef, Literal, get_args, get_origin
 
@@ -16,18 +17,21 @@ import jaxtyping
 _with_shapes = jaxtyping.jaxtyped
 
 FIRST_CALLS = 4
-"""Calls of one function on arrays that one test has checked."""
+"""Calls of one function on arrays that one file of tests has checked."""
+_FIRST_PLAIN_CALLS = 64
+"""Calls of one function without arrays, whose checks cost microseconds."""
 
-_calls: Counter[Callable[..., Any]] = Counter()
-"""So far in this test, by function."""
+_file: Path | None = None
 _defined: Counter[CodeType] = Counter()
-"""How often this test has defined each function within another one."""
+"""How often this file has defined each function within another one."""
 
 
-def begin_test() -> None:
-    """Check the first calls of every function again."""
-    _calls.clear()
-    _defined.clear()
+def begin_test(file: Path) -> None:
+    """Check the first calls of every function again, if a test is the first of its file."""
+    global _file
+    if file != _file:
+        _file = file
+        _defined.clear()
 
 
 def check_shapes_where_there_are_any() -> None:
@@ -35,7 +39,7 @@ def check_shapes_where_there_are_any() -> None:
 
     Around each call jaxtyping binds all arguments, keeps the sizes of axes and checks twice: a
     third of the time of tests in one process. Four of five functions name no array, and of these
-    beartype checks the same types, by itself. The others are called thousands of times in one test.
+    beartype checks the same types, by itself. All are called thousands of times in one file.
     """
     # The hook writes ``@jaxtyping.jaxtyped(typechecker=...)`` on every function and class.
     jaxtyping.jaxtyped = _checked  # type: ignore[assignment]
@@ -49,8 +53,8 @@ def _checked(*, typechecker: Callable[[Any], Any]) -> Callable[[Any], Any]:
             if "<locals>" in checked.__qualname__ and not _is_new(checked):
                 return checked
             if not _needs_jaxtyping(checked):
-                return _checked_when_called(checked, typechecker)
-            return _checked_at_first(checked, whole)
+                return _checked_at_first(checked, typechecker, calls=_FIRST_PLAIN_CALLS)
+            return _checked_at_first(checked, whole, calls=FIRST_CALLS)
         if dataclasses.is_dataclass(checked) and "__init__" in vars(checked):
             setattr(checked, "__init__", decorate(checked.__init__))  # noqa: B010
         return checked
@@ -58,36 +62,26 @@ def _checked(*, typechecker: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return decorate
 
 
-def _checked_when_called(plain: Callable[..., Any], typechecker: Callable[[Any], Any]) -> Any:
-    """Wrap a function: its check is made when it is first called, which most are not in a test."""
-    checked: Callable[..., Any] | None = None
+def _checked_at_first(plain: Callable[..., Any], check: Callable[[Any], Any], *, calls: int) -> Any:
+    """Wrap a function: its first calls in a file go by the checked form, made when it is called."""
+    checked = functools.cache(lambda: check(plain))
+    left, file = calls, _file
 
     @functools.wraps(plain)
     def call(*args: Any, **kwargs: Any) -> Any:
-        nonlocal checked
-        if checked is None:
-            checked = typechecker(plain)
-        return checked(*args, **kwargs)
-
-    return call
-
-
-def _checked_at_first(plain: Callable[..., Any], whole: Callable[[Any], Any]) -> Any:
-    """Wrap a function: its first calls in a test go by the checked form, made when it is called."""
-    checked = functools.cache(lambda: whole(plain))
-
-    @functools.wraps(plain)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if _calls[call] >= FIRST_CALLS:
+        nonlocal left, file
+        if file is not _file:
+            left, file = calls, _file
+        if not left:
             return plain(*args, **kwargs)
-        _calls[call] += 1
+        left -= 1
         return checked()(*args, **kwargs)
 
     return call
 
 
 def _is_new(inner: FunctionType) -> bool:
-    """Whether this test has defined a function few times: making its check takes milliseconds."""
+    """Whether this file has defined a function few times: making its check takes milliseconds."""
     _defined[inner.__code__] += 1
     return _defined[inner.__code__] <= FIRST_CALLS
 

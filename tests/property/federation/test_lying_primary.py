@@ -257,7 +257,7 @@ class LyingPrimary(RuleBasedStateMachine):
 
 
 LyingPrimary.TestCase.settings = settings(
-    max_examples=80,
+    max_examples=40,
     stateful_step_count=12,
     deadline=None,
     derandomize=True,
