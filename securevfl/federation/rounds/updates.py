@@ -164,7 +164,7 @@ class PlainBackwardStep:
             set_gradients(loss if self.added is None else loss + self.added, self.parameters)
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         lost = lost_of(gradients, device=gradient.device)
-        if zero_lost:
+        if zero_lost and (lost.is_cuda or lost):
             mask = lost.bool()
             for weight_gradient in gradients:
                 weight_gradient.masked_fill_(mask, 0.0)
