@@ -149,7 +149,7 @@ def test_weights_that_diverged_send_nothing() -> None:
     secondary = make_secondary()
     with torch.no_grad():
         next(secondary.bottom.parameters()).fill_(torch.nan)
-    with pytest.raises(EncodingRangeError, match="is nan.*training has diverged"):
+    with pytest.raises(EncodingRangeError, match=r"is nan.*training has diverged"):
         answer(secondary, plan())
 
 
