@@ -11,7 +11,7 @@ from helpers.labelled_runs import ROUNDS, operations_a_round, write
 BUDGETS = {
     "fet": 953,
     "fet-noise": 1059,
-    "fet-dp": 1901,
+    "fet-dp": 1845,
     "fedsim": 433,
     "fedsim-paper": 400,
     "fedsim-unsorted": 372,
