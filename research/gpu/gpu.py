@@ -3,6 +3,7 @@
     SECUREVFL_DATA=... python research/gpu/gpu.py [--runs hdb-100 mnist-50] [--epochs N] [--batch N]
         [--noise SIGMA] [--precisions float32 bfloat16] [--json]
     python research/gpu/gpu.py --smoke
+    python research/gpu/gpu.py --counts [--epochs N]
 
 ``hdb-100``: FeT on hdb, both parties' whole tables, K = 100, 100 epochs; wanted under 3 minutes on
 an H100. ``mnist-50``: FeT on MNIST, 60,000 rows among 50 parties, one epoch. Time is that of the
@@ -11,6 +12,11 @@ waits for the device around each of its steps (clip, whole units, noise, words, 
 it is not part of the time. Utilisation is what nvidia-ml-py says twice a second; without that
 package it is left out. Each run has a row in float32 and one with both halves in bfloat16.
 ``--smoke`` goes through all of it on the CPU with tiny made-up tables.
+
+``--counts`` needs no GPU: for each family and regime of the tests' small runs it prints what a
+training round launches on the tests' stand-in for a GPU, kernels and views, and the CPU
+milliseconds that the process takes for a round without a GPU, with one thread: the tenth
+percentile, since the work is the same in every round.
 """
 
 import argparse
@@ -19,6 +25,7 @@ import dataclasses
 import json
 import platform
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -33,7 +40,7 @@ sys.path.append(str(Path(__file__).parents[2]))
 
 import securevfl as sv
 from research.training.speed import mnist, two_parties
-from securevfl.core.devices import Precision
+from securevfl.core.devices import Precision, few_threads
 from securevfl.core.memory import keep_freed_memory
 from securevfl.core.progress import ProgressEvent, RoundDone
 from securevfl.data.tables import PartyTable
@@ -253,6 +260,29 @@ def utilisation(device: str) -> Iterator[list[int]]:
             watching.join()
 
 
+def print_counts(epochs: int) -> None:
+    """Print a table of device operations and CPU milliseconds a round.
+
+    Args:
+        epochs: Epochs whose rounds are timed, but for the first round of each.
+    """
+    sys.path.append(str(Path(__file__).parents[2] / "tests"))
+    from helpers.labelled_runs import ROUNDS, between_rounds, operations_a_round, write
+
+    print("| run | device operations | CPU ms |", "| --- | --- | --- |", sep="\n")
+    for name, sections in ROUNDS.items():
+        training = {**sections.get("training", {}), "epochs": epochs, "patience": epochs}
+        with tempfile.TemporaryDirectory() as folder:
+            counted, timed = Path(folder) / "counted", Path(folder) / "timed"
+            for path in (counted, timed):
+                path.mkdir()
+            count = operations_a_round(write(counted, sections), counted / "run")
+            path = write(timed, {**sections, "training": training})
+            with few_threads(1):
+                seconds = between_rounds(path, timed / "run", device="cpu", read=time.process_time)
+        print(f"| {name} | {count:,g} | {1000 * np.quantile(seconds, 0.1):.1f} |", flush=True)
+
+
 def main() -> None:
     """Measure, and print a table or JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -263,8 +293,12 @@ def main() -> None:
     known = get_args(Precision)
     parser.add_argument("--precisions", nargs="+", choices=known, default=known)
     parser.add_argument("--smoke", action="store_true", help="tiny tables, on the CPU")
+    parser.add_argument("--counts", action="store_true", help="launches and CPU time, without GPU")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    if options.counts:
+        print_counts(options.epochs or 30)
+        return
     if not options.smoke and not torch.cuda.is_available():
         print("gpu.py: torch finds no GPU; --smoke tries the script on the CPU", file=sys.stderr)
         sys.exit(2)

@@ -134,12 +134,17 @@ _SMALL: Final = 2
 def _on_host(values: list[Tensor]) -> list[Tensor]:
     devices = {value.device for value in values if value.is_cuda}
     known = list(values)
-    for places in _alike(values).values():
-        # Small values are copied together, since a copy takes longer than its content.
-        together = torch.stack([values[place] for place in places]).detach()
-        parts = together.to("cpu", non_blocking=True).unbind()
-        for place, part in zip(places, parts, strict=True):
-            known[place] = part
+    with torch.no_grad():
+        for first, *others in _alike(values).values():
+            if not others:
+                known[first] = values[first].to("cpu", non_blocking=True)
+                continue
+            # Small values are copied together, since a copy takes longer than its content.
+            places = (first, *others)
+            together = torch.stack([values[place] for place in places])
+            parts = together.to("cpu", non_blocking=True).unbind()
+            for place, part in zip(places, parts, strict=True):
+                known[place] = part
     for device in devices:
         torch.cuda.current_stream(device).synchronize()
     return known

@@ -114,8 +114,8 @@ def _clip(representation: Tensor, clip_norm: float, *, dim: tuple[int, ...]) -> 
 
 def _scale(inputs: Tensor, target: float, dim: tuple[int, ...]) -> Tensor:
     norm = torch.linalg.vector_norm(inputs, dim=dim, keepdim=True, dtype=torch.float64)
-    # Exactly 1 where nothing is clipped: target / target may come out below it.
-    scale = torch.where(norm > target, target / norm, 1.0)
+    # Where nothing is clipped it is 1, even if target / target comes out below it in float64.
+    scale = (target / norm).clamp_max(1.0)
     return hardshrink(scale, _SMALLEST_SCALE).to(inputs.dtype)
 
 

@@ -105,7 +105,8 @@ class ByteDropout(nn.Dropout):
 
     def forward(self, inputs: Float[Tensor, "rows *shape"]) -> Float[Tensor, "rows *shape"]:
         """Drop units and scale up the others in training; return the inputs in evaluation."""
-        if not self.training or not self.dropped_values:
+        dropped = self.dropped_values if self.training else 0
+        if not dropped:
             return inputs
         if inputs.is_cuda:
             out: Tensor = torch.native_dropout(inputs, self.p, True)[0]
@@ -116,10 +117,8 @@ class ByteDropout(nn.Dropout):
             drawn = _DrawnApart.apply(inputs)  # type: ignore[no-untyped-call]
         # This gives 1 from the byte ``dropped`` on, and 0 below it; comparing bytes takes far
         # longer on a CPU.
-        kept = drawn.clamp(self.dropped_values - 1, self.dropped_values).sub_(
-            self.dropped_values - 1
-        )
-        return inputs * kept.to(inputs.dtype).mul_(_LEVELS / (_LEVELS - self.dropped_values))
+        kept = drawn.clamp(dropped - 1, dropped).sub_(dropped - 1)
+        return inputs * kept.to(inputs.dtype).mul_(_LEVELS / (_LEVELS - dropped))
 
 
 @contextmanager
@@ -174,7 +173,10 @@ def _as_bytes(
 ) -> UInt8[Tensor, "*shape"]:
     """Return one byte of the words per unit."""
     units = math.prod(inputs.shape[words.dim() - 1 :])
-    return words.view(torch.uint8)[..., :units].reshape(inputs.shape)
+    drawn = words.view(torch.uint8)
+    # Indexing takes longer than a small draw, and widths are mostly whole words.
+    whole = drawn if drawn.shape[-1] == units else drawn[..., :units]
+    return whole.reshape(inputs.shape)
 
 
 class LayerNorm(nn.LayerNorm):

@@ -366,12 +366,14 @@ def _require_range(values: Tensor, fmt: RingFormat, *, scale: float, what: str) 
         # NaN, which aminmax returns, fails this comparison.
         if not (-fmt.bound_units <= low and high <= fmt.bound_units):
             worst = max(low, high, key=abs) if low == low else low
+            diverged = "" if low == low else ": training has diverged, lower training.learning_rate"
             raise EncodingRangeError(
                 f"{what} is {worst * fmt.granularity:g}, outside the bound "
                 f"{fmt.bound_units * fmt.granularity:g} of the fixed-point ring; nothing was sent"
+                f"{diverged}"
             )
 
-    reads().add(torch.stack(torch.aminmax(values.detach())), check)
+    reads().add(torch.stack(torch.aminmax(values)), check)
 
 
 Words = Int64[Tensor, "words"]

@@ -1,15 +1,16 @@
 """Whole small runs of every family, top model and encoder, on a device."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from helpers.assisted import LINEAR
 from helpers.class_means import write_class_means
 from helpers.federations import FROZEN, write_overlapping
+from helpers.labelled_cuda import labelled_cuda, operations
 
 from securevfl import RunResult, read_federation
-from securevfl.core.progress import Observer, unheard
+from securevfl.core.progress import Observer, ProgressEvent, RoundDone, unheard
 from securevfl.testing import run_in_process, save_federation, write_federation
 
 NARROW = {"hidden": 8, "layer_width": 8}
@@ -23,12 +24,13 @@ DP = {
     "gradient_clip_norm": 0.5,
 }
 ALIGNED = {"family": "fedhssl", "hidden": 8, "encoder_hidden": 8}
+_NOISE = {"noise_multiplier": 0.5, "delta": 1e-4, "encoder": "trained"}
 SSL = {"batch_size": 32, "projector": [8, 8, 8], "predictor": 8, "iterations": 1}
 
 RUNS: Mapping[str, dict[str, Any]] = {
     "fet": {"model": {"average_positions_every": 1}},
     "fet-noise": {
-        "privacy": {"noise_multiplier": 0.5, "delta": 1e-4, "encoder": "trained"},
+        "privacy": _NOISE,
         "training": {"optimizer": "lamb", "iso_gradients": 1.0},
         "federation": {"task": "regression"},
     },
@@ -74,6 +76,19 @@ RUNS: Mapping[str, dict[str, Any]] = {
 }
 """Sections of a federation file, each for what it alone goes through."""
 
+_WITHOUT_ROUNDS = ("assist", "class-means", "fet-frozen", "fet-additive", "fet-linear")
+ROUNDS: Mapping[str, dict[str, Any]] = {
+    **{name: run for name, run in RUNS.items() if not name.startswith(_WITHOUT_ROUNDS)},
+    "fet of one": {"secondaries": 1},
+    "fet of four": {"secondaries": 4},
+    "fet of four, noise": {"secondaries": 4, "privacy": _NOISE},
+    "top1sim of one": {**RUNS["top1sim"], "secondaries": 1},
+}
+"""Runs that train by rounds; the others release each row once, or fit.
+
+There are two secondaries where a run does not say otherwise.
+"""
+
 
 def write(folder: Path, sections: dict[str, Any]) -> Path:
     """Write a federation."""
@@ -96,3 +111,25 @@ def run(
     path: Path, out: Path, *, device: str, resume: bool = False, observe: Observer = unheard
 ) -> RunResult:
     return run_in_process(path, out, device=device, resume=resume, observe=observe)
+
+
+def between_rounds(path: Path, out: Path, *, device: str, read: Callable[[], float]) -> list[float]:
+    """Return by how much a counter rises in each training round but every epoch's first."""
+    before = 0.0
+    risen: list[float] = []
+
+    def observe(event: ProgressEvent) -> None:
+        nonlocal before
+        if isinstance(event, RoundDone):
+            if event.done > 1:
+                risen.append(read() - before)
+            before = read()
+
+    run(path, out, device=device, observe=observe)
+    return risen
+
+
+def operations_a_round(path: Path, out: Path) -> float:
+    """Return the device operations of a run's longest training round, on the stand-in GPU."""
+    with labelled_cuda():
+        return max(between_rounds(path, out, device="cuda", read=operations))

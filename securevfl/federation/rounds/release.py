@@ -123,9 +123,9 @@ class SecondaryRelease:
             learns: Whether the clip belongs on the autograd graph.
 
         Raises:
-            PrivacyError: If the representation is not finite, and nothing is promised.
             BudgetExceededError: If the budget forbids it; nothing is booked or computed then.
-            EncodingRangeError: If a clipped norm is over C, or a number leaves the ring.
+            EncodingRangeError: If a clipped norm is over C, a number leaves the ring, or, where
+                nothing is promised, one is not finite.
 
         Reveals:
             Nothing by itself; what is made of the words is said at
@@ -139,9 +139,7 @@ class SecondaryRelease:
             if self.symbols is not None:
                 symbols = self.symbols.draw(representation, plan.rows)
                 representation = symbols * self.aggregation.clip_norm
-            elif self.noise is None:
-                require_finite("the representation", representation, round_number=plan.round_number)
-            else:
+            elif self.noise is not None:
                 representation, lost = self.aggregation.finite(representation)
                 reads().add(lost, self.count)
             clipped = self.aggregation.clip(representation)

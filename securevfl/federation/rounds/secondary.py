@@ -165,10 +165,10 @@ class Secondary:
 
     def _captured_network(self) -> Network | None:
         """Return the bottom model as a GPU replays it; None for one that cannot be captured."""
-        if self.row_by_row or not isinstance(self.bottom, Stackable):
-            return None
-        if self._network is None or self._network.module is not self.bottom:
-            self._network = Network(self.bottom, self.precision)
+        if self._network is not None and self._network.module is self.bottom:
+            return self._network
+        replayed = not self.row_by_row and isinstance(self.bottom, Stackable)
+        self._network = Network(self.bottom, self.precision) if replayed else None
         return self._network
 
     def learn(self, plan: RoundPlan, gradient: cut.CutRows) -> None:
@@ -259,15 +259,15 @@ class Secondary:
             reply.prepare(self._cut.words(len(plan.rows)), round_number=number)
             words = None if self.kept is None else self.kept.again(plan.rows)
             if words is None:
-                learns = self._begin_round(plan)
-                released = self.contribution.release(
-                    plan, self.represent, learns=learns and self.gradient_noise is None
-                )
+                optimizer = self._begin_round(plan)
+                learns = optimizer is not None and self.gradient_noise is None
+                released = self.contribution.release(plan, self.represent, learns=learns)
                 words, self.epsilon_spent = released.words, released.epsilon
                 if self.kept is not None:
                     self.kept.keep_answer(plan.rows, *reads().host(words))
-                step = self._backward_step(plan, released.clipped) if learns else None
-                self._pending = None if step is None else (plan, step)
+                self._pending = None
+                if optimizer is not None:
+                    self._pending = plan, self._backward_step(plan, released.clipped, optimizer)
                 self._share = None
             elif self.kept is not None:
                 self.epsilon_spent = self.kept.epsilon_spent
@@ -319,17 +319,17 @@ class Secondary:
         """Return what the bottom model is given for a batch of the primary's rows."""
         return gather_records(self.data.features, self.data.keys, *self._links_of(rows))
 
-    def _begin_round(self, plan: RoundPlan) -> bool:
-        """Make the bottom model ready for a round; return whether it learns from it."""
+    def _begin_round(self, plan: RoundPlan) -> PacedOptimizer | None:
+        """Make the bottom model ready for a round; return its optimizer if it learns from it."""
         if self.kept is not None and not self._settled:
             # Here and not before: a resumed run may ask for no release, and then fits nothing.
             self.kept.settle()
             self._settled = True
-        learns = plan.wants_gradient and self.optimizer is not None
-        if self.bottom.training != learns:
-            self.bottom.train(learns)
+        optimizer = self.optimizer if plan.wants_gradient else None
+        if self.bottom.training != (optimizer is not None):
+            self.bottom.train(optimizer is not None)
         self._share = None if self.stacked_in is None else self.stacked_in(plan)
-        return learns
+        return optimizer
 
     def represent(self, plan: RoundPlan) -> Tensor:
         """Return the bottom model's representation of a round's rows, which the ledger has charged.
@@ -392,7 +392,9 @@ class Secondary:
             units = aggregation.units(aggregation.clip(finite), bounded=False)
         return codec.to_float(units, self._cut.ring, divisor=self._cut.slots).cpu()
 
-    def _backward_step(self, plan: RoundPlan, clipped: Tensor) -> BackwardStep:
+    def _backward_step(
+        self, plan: RoundPlan, clipped: Tensor, optimizer: PacedOptimizer
+    ) -> BackwardStep:
         """Return what waits for the gradient of a round's clipped representation."""
         if self._row_gradients is not None:
             gradients, self._row_gradients = self._row_gradients, None
@@ -402,7 +404,7 @@ class Secondary:
             if self._share is not None:
                 return self._share.backward_step(term)
             added = self._correlation(plan.rows, term) if self.decorrelates else None
-        return PlainBackwardStep(term, self.dropout, list(self.bottom.parameters()), added)
+        return PlainBackwardStep(term, self.dropout, optimizer.parameters, added)
 
     def _correlation(self, rows: npt.NDArray[np.int64], term: cut.CutRows) -> Tensor:
         """Return what its loss has for how far what leaves gives away the columns of rows."""

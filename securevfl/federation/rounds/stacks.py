@@ -131,28 +131,30 @@ class StackedNetwork:
         self._reads = bottom.features_weight
         self._features = [member.data.features.shape[1] for member in self.members]
         self._widest = max(self._features)
-        with torch.no_grad():
-            self._stacked = {name: torch.stack(self._each(name)) for name in self._weights[0]}
-        for stacked in self._stacked.values():
-            stacked.requires_grad_()
+        self._stacked: dict[str, Tensor] = {}
+        self._own: list[Tensor] = []
+        """Members' weights, and in :attr:`_places` where they are copied to."""
+        self._places: list[Tensor] = []
+        for name in self._weights[0]:
+            weights = [of_member[name].detach() for of_member in self._weights]
+            widest = max((weight.shape for weight in weights), key=torch.Size.numel)
+            stacked = weights[0].new_zeros(len(weights), *widest)
+            for place, weight in enumerate(weights):
+                self._own += self._without_padding(weight, name, place)
+                self._places += self._without_padding(stacked[place], name, place)
+            self._stacked[name] = stacked.requires_grad_()
+        self._flat = torch.empty(0)
+        """All gradients, a row for each member, and in :attr:`_gradients` its views by name."""
+        self._gradients: list[dict[str, Tensor]] = [{} for _ in members]
         self._replays = Replays(self._compute, name=f"{len(members)} x {type(bottom).__name__}")
 
-    def _each(self, name: str) -> list[Tensor]:
-        """Return every member's weight of that name, all of one shape."""
-        weights: list[Tensor] = [weights[name] for weights in self._weights]
-        if name != self._reads or min(self._features) == self._widest:
-            return weights
-        return [
-            torch.cat(
-                [
-                    weight[:, :own],
-                    weight.new_zeros(len(weight), self._widest - own),
-                    weight[:, own:],
-                ],
-                1,
-            )
-            for weight, own in zip(weights, self._features, strict=True)
-        ]
+    def _without_padding(self, weight: Tensor, name: str, place: int) -> list[Tensor]:
+        """Return a member's weight, or its gradient, in parts without the columns of zeros."""
+        own = self._features[place]
+        if name != self._reads or own == self._widest:
+            return [weight]
+        after = self._weights[place][name].shape[1] - own
+        return [weight[:, :own], weight[:, weight.shape[1] - after :]]
 
     def represent(self, plan: RoundPlan) -> Sequence[CutRows]:
         """Return every member's representation, on the autograd graph in a training round."""
@@ -160,8 +162,7 @@ class StackedNetwork:
         if self.members[0].bottom.training != training:
             self.members[0].bottom.train(training)
         with torch.no_grad():
-            for name, stacked in self._stacked.items():
-                torch.stack(self._each(name), out=stacked)
+            torch._foreach_copy_(self._places, self._own)
         linked = [member.linked_records(plan.rows) for member in self.members]
         features = [
             pad(records.features, (0, self._widest - records.features.shape[2]))
@@ -209,30 +210,37 @@ class StackedNetwork:
         """
         # With one link there is nothing to choose, and what attention chooses by is not used.
         gradients = torch.autograd.grad(ends, list(self._stacked.values()), allow_unused=True)
-        # Fused optimizers take it for granted that a gradient lies in memory as its parameter.
         known = {
-            name: weight_gradient.contiguous()
-            for name, weight_gradient in zip(self._stacked, gradients, strict=True)
-            if weight_gradient is not None
+            name: gradient
+            for name, gradient in zip(self._stacked, gradients, strict=True)
+            if gradient is not None
         }
-        parts = {name: weight_gradient.unbind() for name, weight_gradient in known.items()}
-        lost = [
-            lost_of([part[place] for part in parts.values()], device=ends[0].device)
-            for place in range(len(self.members))
-        ]
+        if self._gradients[0].keys() != known.keys():
+            self._make_room(known)
+        torch.cat([gradient.flatten(1) for gradient in known.values()], 1, out=self._flat)
+        rows = self._flat.unbind()
+        lost = [lost_of([row], device=row.device) for row in rows]
         if zero_lost:
-            mask = torch.stack(lost).bool()
-            dims = {weight_gradient.dim() for weight_gradient in known.values()}
-            masks = {dim: mask.view(-1, *[1] * (dim - 1)) for dim in dims}
-            for weight_gradient in known.values():
-                weight_gradient.masked_fill_(masks[weight_gradient.dim()], 0.0)
-        for place, (weights, own) in enumerate(zip(self._weights, self._features, strict=True)):
+            self._flat.masked_fill_(torch.stack(lost).bool().unsqueeze(1), 0.0)
+        for place, weights in enumerate(self._weights):
             for name, parameter in weights.items():
-                gradient = parts[name][place] if name in parts else None
+                gradient = self._gradients[place].get(name)
                 if gradient is not None and gradient.shape != parameter.shape:
-                    gradient = torch.cat([gradient[:, :own], gradient[:, self._widest :]], dim=1)
+                    gradient = torch.cat(self._without_padding(gradient, name, place), dim=1)
                 parameter.grad = gradient
         return lost
+
+    def _make_room(self, gradients: Mapping[str, Tensor]) -> None:
+        """Make :attr:`_flat` for such gradients, in which one operation serves all weights."""
+        sizes = [gradient[0].numel() for gradient in gradients.values()]
+        self._flat = torch.empty(len(self.members), sum(sizes), device=self.members[0].device)
+        self._gradients = [
+            {
+                name: part.view(gradient.shape[1:])
+                for (name, gradient), part in zip(gradients.items(), row.split(sizes), strict=True)
+            }
+            for row in self._flat.unbind()
+        ]
 
 
 class Stack:

@@ -164,7 +164,7 @@ class PlainBackwardStep:
             set_gradients(loss if self.added is None else loss + self.added, self.parameters)
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         lost = lost_of(gradients, device=gradient.device)
-        if zero_lost:
+        if zero_lost and (lost.is_cuda or lost):
             mask = lost.bool()
             for weight_gradient in gradients:
                 weight_gradient.masked_fill_(mask, 0.0)
@@ -308,11 +308,12 @@ class RowGradients:
         Args:
             gradient: Of each row's loss, with respect to its representation.
         """
-        parameters = {name: value.detach() for name, value in self.bottom.named_parameters()}
+        parameters = dict(self.bottom.named_parameters())
         released, self.stream.state = self.stream.state, self._drawn_from
         numbers = sum(value.numel() for value in parameters.values())
         total = torch.zeros(numbers, dtype=torch.float64, device=gradient.device)
-        with self.stream.active():
+        # Each row's gradient is taken within; outside of that no graph grows.
+        with self.stream.active(), torch.no_grad():
             for rows in self._each(parameters, gradient):
                 total += self.noise.units(rows)
         self.stream.state = released

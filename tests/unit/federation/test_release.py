@@ -95,7 +95,7 @@ def test_what_is_not_finite_counts_as_zero_behind_noise(pooled: bool, worst: flo
     expected = plain.release(plan([0, 1], number=2), lambda _: clean, learns=False)
     assert torch.equal(released.words, expected.words)
     assert plain.not_finite == 1
-    with pytest.raises(PrivacyError, match="the representation is not finite"):
+    with pytest.raises(EncodingRangeError, match=r"is nan.*training has diverged"):
         contribution(pooled=pooled, slots=3).release(plan([0, 1]), lambda _: bad, learns=False)
 
 

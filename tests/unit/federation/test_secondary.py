@@ -17,7 +17,12 @@ from helpers.secondaries import (
 )
 from torch import Tensor, nn
 
-from securevfl.core.errors import BudgetExceededError, PrivacyError, ProtocolError
+from securevfl.core.errors import (
+    BudgetExceededError,
+    EncodingRangeError,
+    PrivacyError,
+    ProtocolError,
+)
 from securevfl.dp.clipping import clip_rows
 from securevfl.federation.messages import RoundPlan
 from securevfl.federation.rounds.exchanges import SimulatedExchange
@@ -144,7 +149,7 @@ def test_weights_that_diverged_send_nothing() -> None:
     secondary = make_secondary()
     with torch.no_grad():
         next(secondary.bottom.parameters()).fill_(torch.nan)
-    with pytest.raises(PrivacyError, match="the representation is not finite"):
+    with pytest.raises(EncodingRangeError, match=r"is nan.*training has diverged"):
         answer(secondary, plan())
 
 

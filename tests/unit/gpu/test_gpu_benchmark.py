@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from helpers import labelled_runs
 from helpers.labelled_cuda import labelled_cuda, operations
 from helpers.scripts import run_script
 
@@ -63,3 +64,16 @@ def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert ended.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "no GPU" in line
+
+
+def test_counts_without_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A line for each run: launches, and time on the CPU."""
+    monkeypatch.setattr(labelled_runs, "ROUNDS", {"top1sim": labelled_runs.ROUNDS["top1sim"]})
+    run_script("gpu/gpu.py", "--counts", "--epochs", "2")
+    *_, line = capsys.readouterr().out.splitlines()
+    _, name, operations, milliseconds, _ = line.split("|")
+    assert name == " top1sim "
+    assert float(operations) > 0
+    assert float(milliseconds) > 0

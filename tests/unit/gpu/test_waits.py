@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.labelled_cuda import CPU, device_of, labelled_cuda, waits
-from helpers.labelled_runs import RUNS, run, write
+from helpers.labelled_runs import ROUNDS, RUNS, run, write
 from helpers.secondaries import LINKS, ROWS, WIDTH, LinearBottom, answer, make_secondary
 
 from securevfl.core.devices import DeviceReads, read_together, reads, to_device
@@ -17,13 +17,6 @@ from securevfl.core.progress import PretrainingRound, ProgressEvent, RoundDone
 from securevfl.federation.messages import RoundPlan
 from securevfl.federation.rounds.secondary import Secondary
 from securevfl.mpc.codec import RingFormat, quantise
-
-ROUNDS_OF_NETWORKS = [
-    name
-    for name in RUNS
-    if not name.startswith(("assist", "class-means", "fet-frozen", "fet-additive", "fet-linear"))
-]
-"""Runs that train by rounds; the others release each row once, or fit."""
 
 
 def waits_between(event_type: type, path: Path, out: Path) -> list[Counter[str]]:
@@ -43,10 +36,10 @@ def waits_between(event_type: type, path: Path, out: Path) -> list[Counter[str]]
     return found
 
 
-@pytest.mark.parametrize("name", ROUNDS_OF_NETWORKS)
+@pytest.mark.parametrize("name", ROUNDS)
 def test_a_training_round_waits_once(name: str, tmp_path: Path) -> None:
     """Both secondaries, the ring, the noise and the loss together, whatever is promised."""
-    for one in waits_between(RoundDone, write(tmp_path, RUNS[name]), tmp_path / "run"):
+    for one in waits_between(RoundDone, write(tmp_path, ROUNDS[name]), tmp_path / "run"):
         assert one == {"synchronize": 1}
 
 
@@ -132,7 +125,7 @@ def plan(number: int) -> RoundPlan:
 def test_nothing_leaves_a_secondary_that_has_diverged() -> None:
     with labelled_cuda():
         secondary = secondary_on_the_device(lambda weight: weight.fill_(torch.nan))
-        with pytest.raises(PrivacyError, match="round 1: the representation is not finite"):
+        with pytest.raises(EncodingRangeError, match=r"is nan.*training has diverged"):
             words_of(secondary, plan(1))
 
 
