@@ -77,10 +77,7 @@ def require_covered_channels(config: FederationConfig) -> None:
         PrivacyError: Saying which setting opens it, what it shows, and what to write instead.
     """
     privacy = config.privacy
-    # What is not learned by gradients has no noise, so nothing could be shown as published.
-    if privacy.mechanism == "none" or (
-        privacy.accounting == "as-published" and config.family.learns_by_gradients
-    ):
+    if privacy.mechanism == "none" or privacy.accounting == "as-published":
         return
     config.family.require_separate_rows(config.model)
     for channel in _all(config):
@@ -135,11 +132,12 @@ def _rounds(config: FederationConfig) -> Iterator[Channel]:
 
 
 def _returned_channels(config: FederationConfig) -> Iterator[Channel]:
-    """Yield what rounds return to secondaries: gradients, residuals, averages of weights."""
+    """Yield what rounds return to secondaries: gradients, averages of weights."""
     regime = config.regime
-    if not (regime.learns and config.family.learns_by_gradients):
-        why = "secondaries learn from residuals" if regime.learns else "bottom models are frozen"
-        yield Channel("gradients", f"no one: {why}", _NOTHING, "primary", "nobody")
+    if not regime.learns:
+        yield Channel(
+            "gradients", "no one: bottom models are frozen", _NOTHING, "primary", "nobody"
+        )
     else:
         reveals, covered = _gradients(config.training)
         yield Channel(

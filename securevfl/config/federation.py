@@ -111,11 +111,6 @@ class FederationConfig:
         raise ConfigError(f"party {name!r}: is not in the federation file, which has {names}")
 
     @property
-    def epochs(self) -> int:
-        """The most epochs of a run: what ``[training]`` says, unless the family has its own."""
-        return self.family.epochs(self.model, asked=self.training.epochs)
-
-    @property
     def learning_rate(self) -> float:
         """Step size of every party's optimizer: what ``[training]`` says, or else the family."""
         asked = self.training.learning_rate
@@ -126,7 +121,7 @@ class FederationConfig:
         """Epsilon of one training row's label against secondaries; None where none is promised."""
         if self.encoder is not None and self.encoder.labels in ("randomised", "shares"):
             return self.encoder.label_epsilon
-        return self.family.label_epsilon(self.model) or self.training.label_epsilon
+        return self.training.label_epsilon
 
     @property
     def scores(self) -> bool:

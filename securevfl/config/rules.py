@@ -158,10 +158,6 @@ def _require_defensible(config: FederationConfig) -> None:
     heuristics = ("iso_gradients", "clip_gradients", "marvell", "distance_correlation")
     asked = [name for name in (*heuristics, "label_epsilon") if getattr(training, name)]
     for name in asked:
-        if not config.family.learns_by_gradients:
-            raise ConfigError(
-                f"training.{name}: {config.family.name!r} returns no gradients; leave it out"
-            )
         if not config.regime.learns:
             raise ConfigError(
                 f"training.{name}: frozen encoders are sent no gradients; leave it out"
@@ -180,8 +176,7 @@ def _require_defensible(config: FederationConfig) -> None:
         return
     if task == "regression":
         raise ConfigError(
-            "training.label_epsilon: is of classes, and the task is regression; leave it out, or "
-            'take model.family = "assist" with model.label_epsilon'
+            "training.label_epsilon: is of classes, and the task is regression; leave it out"
         )
     if config.base.exists:
         raise ConfigError(
@@ -303,10 +298,8 @@ def _require_fitted(config: FederationConfig) -> None:
 
 def _require_products(config: FederationConfig) -> None:
     """Refuse a precision of networks where none trains."""
-    trains = config.family.learns_by_gradients
-    if config.training.precision != "float32" and (config.top or not trains):
-        what = "model.top" if trains else repr(config.family.name)
-        raise ConfigError(f"training.precision: {what} trains no network; leave it out")
+    if config.training.precision != "float32" and config.top:
+        raise ConfigError("training.precision: model.top trains no network; leave it out")
 
 
 def _reads_keys(config: FederationConfig) -> bool:

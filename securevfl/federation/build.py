@@ -43,7 +43,6 @@ from securevfl.federation.saved_model import FOLDER, PrimaryPart, SavedModel
 from securevfl.federation.session.handshake import own_epoch
 from securevfl.federation.session.party_files import PartyFiles
 from securevfl.federation.session.request_validator import RequestValidator, SessionLimits
-from securevfl.federation.stage import SecondaryBuild, run_stages
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.spec import LinkedPrimary, LinkedSecondary
 from securevfl.models.building import bottom_of, require_no_batch_norm, require_rows_apart, top_of
@@ -189,25 +188,14 @@ def build_secondary(
             clip_norm=privacy.update_clip_norm,
             noise_std=plan.releases.gradient_noise_std(plan.noise_share_std),
         )
-    limits = SessionLimits.of(plan, party=party.name, after_round=after_round)
-    dropout = DropoutStream(config.federation.seed, party.name, device=device)
-    build = SecondaryBuild(
-        data=data,
-        bottom=bottom,
-        contribution=contribution,
-        limits=limits,
-        dropout=dropout,
-        seed=config.federation.seed,
-    )
-    for stage in run_stages(config):
-        if (secondary := stage.build_secondary(build)) is not None:
-            return secondary
     return Secondary(
         data,
         bottom,
         contribution,
-        validator=RequestValidator(limits),
-        dropout=dropout,
+        validator=RequestValidator(
+            SessionLimits.of(plan, party=party.name, after_round=after_round)
+        ),
+        dropout=DropoutStream(config.federation.seed, party.name, device=device),
         optimizer=optimizer_of(config, bottom) if plan.learns else None,
         gradient_noise=gradient_noise,
         kept=kept,
@@ -315,7 +303,7 @@ def optimizer_of(config: FederationConfig, model: nn.Module) -> PacedOptimizer:
         optimizer,
         learning_rate=config.learning_rate,
         schedule=training.schedule,
-        epochs=config.epochs,
+        epochs=config.training.epochs,
     )
 
 
@@ -433,10 +421,6 @@ def build_primary(
         fitted_by = named.name if estimator is None else estimator
         fit = EstimatorFit(top, fitted_by) if isinstance(top, FittedTop) else CorrectionFit(top)
         return FittedPrimary(plan, data, inputs, exchange, fit=fit, observe=observe)
-    for stage in run_stages(plan.config):
-        primary = stage.build_primary(plan, data, top, exchange, observe=observe)
-        if primary is not None:
-            return primary
     return NetworkPrimary(
         plan,
         data,

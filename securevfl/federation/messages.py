@@ -304,7 +304,6 @@ class EpochMark(DeclaredMessage):
     COVERS: ClassVar = {
         "no record": "epoch",
         "gradients": "best restore_best lengths",
-        "residuals": "best restore_best lengths",
     }
 
     epoch: int = wire(least=1)

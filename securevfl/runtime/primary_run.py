@@ -128,7 +128,6 @@ class PrimaryRun:
                     run_folder=options.run_folder,
                     data_root=options.data_root,
                     observe=self._observe,
-                    estimator=options.base,
                     open_channels=parts.open_channels,
                     here=parts.here.get(stage.name, ()),
                 )
@@ -254,8 +253,6 @@ class PrimaryRun:
             self.primary.drawn = drawn_labels(
                 self.plan, self.data, ledger=self.ledger, files=self.checkpoints.files
             )
-        for part in self._stages.values():
-            part.begin()
 
     def _train_on_one_release(self, base: Base | None) -> None:
         rows = np.arange(len(self.data.targets), dtype=np.int64)
@@ -362,7 +359,7 @@ class PrimaryRun:
     def _test_outputs(self) -> Tensor | None:
         """Return the test rows' outputs of the model that answers; None: no budget is left."""
         primary, choice, rows = self.primary, self.choice, self.data.split.test
-        asks = self.plan.regime.learns and (choice is None or choice.asks(primary))
+        asks = self.plan.regime.learns and (choice is None or choice.asks())
         if asks and not covers_test_rounds(self.ledger, self._missing_test_rounds()):
             self.options.observe(progress.Warned(text=run_folder.UNTESTED))
             return None

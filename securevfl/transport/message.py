@@ -202,7 +202,6 @@ Cover = Literal[
     "aggregates",
     "who takes part",
     "gradients",
-    "residuals",
     "positional-encoding averaging",
     "linkage",
     "number of linked rows",

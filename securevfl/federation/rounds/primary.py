@@ -193,9 +193,6 @@ _STATE: Final = (
 class Primary(TopModel, ABC):
     """The primary's top model on its way to the best epoch, over any exchange."""
 
-    always_asks = False
-    """True if secondaries are asked for test rows even where their answer counts for nothing."""
-
     def __init__(
         self,
         plan: RunPlan,
@@ -267,7 +264,7 @@ class Primary(TopModel, ABC):
     @property
     def epochs(self) -> int:
         """At most."""
-        return self.plan.config.epochs
+        return self.plan.config.training.epochs
 
     @property
     def best_validation(self) -> Metrics:

@@ -51,7 +51,6 @@ def test_how_few_may_go_on(tmp_path: Path) -> None:
         ({"secondaries": 2}, "none could ever be missing"),
         ({"runtime": {"on_loss": "wait", "least_secondaries": 3}}, "goes with on_loss"),
         ({"privacy": FROZEN}, 'frozen encoders release each row once.*write on_loss = "wait"'),
-        ({"model": {"family": "assist"}}, "what the others have left to explain"),
         ({"model": {"family": "fedhssl", "hidden": 8, "encoder_hidden": 8}}, "pretrains encoders"),
         ({"model": {"family": "fedsim", "neighbours": 4}}, "reads similarities"),
         ({"training": {"rows": "aligned"}}, "linked at every secondary"),

@@ -18,7 +18,7 @@ def test_patience_counts_from_the_best_epoch_of_the_networks_own(base: float | N
     primary = object.__new__(NetworkPrimary)
     primary.head = TaskHead(task="multiclass", num_classes=3)
     primary.training = TrainingSettings(patience=2)
-    primary.plan = SimpleNamespace(config=SimpleNamespace(epochs=20))
+    primary.plan = SimpleNamespace(config=SimpleNamespace(training=SimpleNamespace(epochs=20)))
     primary.best_metric, primary.since = 0.9, 0
     primary.history = [] if base is None else [{"epoch": 0, "validation": base}]
     ended = []

@@ -242,7 +242,7 @@ def test_the_best_epoch_is_one_of_those_who_are_there_now() -> None:
     primary = object.__new__(NetworkPrimary)
     primary.head = TaskHead(task="multiclass", num_classes=3)
     primary.training = TrainingSettings(patience=2)
-    primary.plan = SimpleNamespace(config=SimpleNamespace(epochs=20))
+    primary.plan = SimpleNamespace(config=SimpleNamespace(training=SimpleNamespace(epochs=20)))
     primary.may_go_on = lambda: True
     primary.epoch, primary.since = 4, 0
     primary.best_metric, primary.best_epoch = 0.9, 3

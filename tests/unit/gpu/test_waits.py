@@ -21,7 +21,7 @@ from securevfl.mpc.codec import RingFormat, quantise
 ROUNDS_OF_NETWORKS = [
     name
     for name in RUNS
-    if not name.startswith(("assist", "class-means", "fet-frozen", "fet-additive", "fet-linear"))
+    if not name.startswith(("class-means", "fet-frozen", "fet-additive", "fet-linear"))
 ]
 """Runs that train by rounds; the others release each row once, or fit."""
 
