@@ -118,17 +118,6 @@ def _rounds(config: FederationConfig) -> Iterator[Channel]:
             "secondaries",
             "primary",
         )
-    if config.continues_on_loss:
-        yield Channel(
-            "who takes part",
-            f"every party: which secondaries are there, from epoch to epoch. The primary may leave "
-            f"out any, lost or not, down to {config.least_in_training} of {all_of_them}, and then "
-            f"learns what the others' sum is without these: of rows that it asks for before and "
-            f"after, the difference is theirs",
-            covered,
-            "secondaries",
-            "all",
-        )
 
 
 def _returned_channels(config: FederationConfig) -> Iterator[Channel]:

@@ -40,7 +40,6 @@ from securevfl.federation.rounds.secondary import Secondary, SecondaryData
 from securevfl.federation.rounds.updates import DropoutStream, GradientNoise
 from securevfl.federation.run_plan import RunPlan, pools
 from securevfl.federation.saved_model import FOLDER, PrimaryPart, SavedModel
-from securevfl.federation.session.handshake import own_epoch
 from securevfl.federation.session.party_files import PartyFiles
 from securevfl.federation.session.request_validator import RequestValidator, SessionLimits
 from securevfl.ledger.ledger import Ledger
@@ -239,10 +238,8 @@ def begin_secondary(
     )
     epoch = plan.facts.resume_epoch
     saves = plan.regime.saves_epochs
-    own = own_epoch(checkpoints.epochs(), plan.facts) if saves else 0
-    if own:
-        # With the encoder of its last epoch, however far the others have gone since.
-        checkpoints.load(own, partial(secondary.resume, epoch))
+    if saves and epoch:
+        checkpoints.load(epoch, partial(secondary.resume, epoch))
     elif files.resume:
         checkpoints.forget_after(0)
         if saves:

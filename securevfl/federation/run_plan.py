@@ -404,7 +404,7 @@ def _releases(config: FederationConfig, facts: RunFacts, privacy: Privacy) -> Re
         rounds += (1 + spare) * math.ceil(facts.test_rows / batch)
         row_releases = config.training.epochs * sum(parts) + (1 + spare) * facts.test_rows
         per_row = config.training.epochs + spare
-        active = active_parties(range(config.least_in_training), config.model.party_dropout)
+        active = active_parties(config.secondaries, config.model.party_dropout)
     # A sum that is drawn back to norm C is rounded towards zero, which moves each coordinate of two
     # neighbouring sums apart by less than one unit; the ring's coarsest, since the unit is only
     # chosen once the noise is known.

@@ -200,7 +200,6 @@ Cover = Literal[
     "no record",
     "masks",
     "aggregates",
-    "who takes part",
     "gradients",
     "positional-encoding averaging",
     "linkage",

@@ -230,15 +230,6 @@ class RequestValidator:
         if self._seen and not self._testing and self.limits.single_pass is None:
             raise ProtocolError(f"the primary ends the run within epoch {self._epoch + 1}")
 
-    def validate_rejoin(self) -> None:
-        """Take the end of a session between two epochs into account, or refuse it.
-
-        Raises:
-            ProtocolError: If it comes within an epoch, or in testing.
-        """
-        if self._seen or self._testing:
-            raise ProtocolError(f"the primary ends the session within epoch {self._epoch + 1}")
-
     def _require_new(self, round_number: int) -> None:
         if round_number <= self.last_round:
             raise ProtocolError(
