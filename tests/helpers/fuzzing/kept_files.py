@@ -33,7 +33,7 @@ from securevfl.linkage.stage.noised_similarities import SimilarLinks
 from securevfl.models.alone.margins import MarginModel, NetworkModel
 from securevfl.models.layers import MLP
 
-_STATES: Final = ("epoch-1.pt", "released/1.pt", "release.pt", "answers/1.pt", PRESENCE)
+_STATES: Final = ("epoch-1.pt", "released/1.pt", "release.pt", "answers/1.pt")
 
 
 def _layer() -> torch.nn.Linear:
@@ -63,7 +63,6 @@ def _state_seeds() -> list[bytes]:
             "digest": "d" * 64,
         },
         {"place": 0, "rows": rows, "words": torch.arange(5)},
-        {"spans": [[0, [1, 2]], [3, [2]]]},
     )
     return [
         moded(SEALED | number << 1, _saved({**stamp, "state": state}))
