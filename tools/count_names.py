@@ -36,7 +36,6 @@ PARTS: Final[Mapping[str, str]] = {
     "class_means": r"class.?means|ClassLabels|class_labels",
     "pretraining": r"pretrain",
     "psi": r"\bpsi\b|\bPsi\b|\bPSI\b",
-    "assist": r"\bassist|Assist",
 }
 """Optional parts of a run, by their folder in ``stages``, and how code names them."""
 

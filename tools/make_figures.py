@@ -31,7 +31,7 @@ _BLOCK: Final = re.compile(
 METHODS: Final = {
     "alone": "local baseline", "fedsim": "FedSim", "top1sim": "top1sim", "fet": "FeT",
     "fedhssl": "FedHSSL", "fedlocalssl": "FedHSSL, local pretraining alone",
-    "assist": "assisted boosting", "auto": "`auto`",
+    "auto": "`auto`",
 }  # fmt: skip
 WITHOUT_NOISE: Final = {
     "beside-alone-digits": "digits, 5 parties",

@@ -1,7 +1,7 @@
 """How often a verdict says that partners help when they know nothing, and when they do.
 
     python research/local_baseline/null_partners.py [--runs 200]
-        [--methods fedsim,top1sim,fet,assist,auto@8]
+        [--methods fedsim,top1sim,fet,auto@8]
         [--partners noise,constant,permuted,weak,real] [--rows 360] [--test 0.4]
         [--validation 0.12] [--seeds-from 0]
 
@@ -34,7 +34,7 @@ from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.simulation import simulate_federation
 
 PARTNERS = ("noise", "constant", "permuted", "weak", "real")
-METHODS = ("fedsim", "top1sim", "fet", "assist", "auto@8")
+METHODS = ("fedsim", "top1sim", "fet", "auto@8")
 COLUMNS = 6
 
 

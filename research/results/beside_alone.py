@@ -40,7 +40,7 @@ MADE_SEED = 0
 """Of who gets which columns, and of the keys' noise; seeds of runs change rows and models."""
 
 TRAINED = (
-    "alone", "boosting", "solo", "top1sim", "fedsim", "fet", "assist",
+    "alone", "boosting", "solo", "top1sim", "fedsim", "fet",
     "boosting-links", "combine", "boosting-combine",
 )  # fmt: skip
 FROZEN = ("releases", "releases-1")

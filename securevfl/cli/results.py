@@ -18,7 +18,6 @@ from securevfl.core.memory import keep_freed_memory, loading
 from securevfl.core.progress import alignment_in_words
 from securevfl.core.shown_progress import RunProgress
 from securevfl.federation.run_plan import PredictionBudget
-from securevfl.federation.session.membership import absences_in_words
 from securevfl.models.task_metrics import metrics_of
 from securevfl.runtime import run_folder
 from securevfl.runtime.predictions import Predictions
@@ -36,9 +35,6 @@ def print_results(metrics: Mapping[str, Any], folder: Path, *, as_json: bool) ->
     _print_alignment(console, metrics)
     for line in run_folder.links_of_run(metrics):
         console.print(line.partition("; ")[0], highlight=False, soft_wrap=True, markup=False)
-    if "absences" in metrics:
-        text = absences_in_words(metrics["absences"], epochs=metrics["epochs"])
-        console.print(Text.assemble(("absent: ", "bold"), text), soft_wrap=True)
     if metrics["bytes"]:
         _print_parties(console, metrics)
     console.print(f"run folder: {folder}", soft_wrap=True)

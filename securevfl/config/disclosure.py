@@ -77,10 +77,7 @@ def require_covered_channels(config: FederationConfig) -> None:
         PrivacyError: Saying which setting opens it, what it shows, and what to write instead.
     """
     privacy = config.privacy
-    # What is not learned by gradients has no noise, so nothing could be shown as published.
-    if privacy.mechanism == "none" or (
-        privacy.accounting == "as-published" and config.family.learns_by_gradients
-    ):
+    if privacy.mechanism == "none" or privacy.accounting == "as-published":
         return
     config.family.require_separate_rows(config.model)
     for channel in _all(config):
@@ -121,25 +118,15 @@ def _rounds(config: FederationConfig) -> Iterator[Channel]:
             "secondaries",
             "primary",
         )
-    if config.continues_on_loss:
-        yield Channel(
-            "who takes part",
-            f"every party: which secondaries are there, from epoch to epoch. The primary may leave "
-            f"out any, lost or not, down to {config.least_in_training} of {all_of_them}, and then "
-            f"learns what the others' sum is without these: of rows that it asks for before and "
-            f"after, the difference is theirs",
-            covered,
-            "secondaries",
-            "all",
-        )
 
 
 def _returned_channels(config: FederationConfig) -> Iterator[Channel]:
-    """Yield what rounds return to secondaries: gradients, residuals, averages of weights."""
+    """Yield what rounds return to secondaries: gradients, averages of weights."""
     regime = config.regime
-    if not (regime.learns and config.family.learns_by_gradients):
-        why = "secondaries learn from residuals" if regime.learns else "bottom models are frozen"
-        yield Channel("gradients", f"no one: {why}", _NOTHING, "primary", "nobody")
+    if not regime.learns:
+        yield Channel(
+            "gradients", "no one: bottom models are frozen", _NOTHING, "primary", "nobody"
+        )
     else:
         reveals, covered = _gradients(config.training)
         yield Channel(

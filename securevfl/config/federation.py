@@ -111,11 +111,6 @@ class FederationConfig:
         raise ConfigError(f"party {name!r}: is not in the federation file, which has {names}")
 
     @property
-    def epochs(self) -> int:
-        """The most epochs of a run: what ``[training]`` says, unless the family has its own."""
-        return self.family.epochs(self.model, asked=self.training.epochs)
-
-    @property
     def learning_rate(self) -> float:
         """Step size of every party's optimizer: what ``[training]`` says, or else the family."""
         asked = self.training.learning_rate
@@ -126,7 +121,7 @@ class FederationConfig:
         """Epsilon of one training row's label against secondaries; None where none is promised."""
         if self.encoder is not None and self.encoder.labels in ("randomised", "shares"):
             return self.encoder.label_epsilon
-        return self.family.label_epsilon(self.model) or self.training.label_epsilon
+        return self.training.label_epsilon
 
     @property
     def scores(self) -> bool:
@@ -165,11 +160,6 @@ class FederationConfig:
         return self.encoder_classes if self.federation.task == "regression" else 1
 
     @property
-    def continues_on_loss(self) -> bool:
-        """Whether training continues without a secondary that is lost."""
-        return self.runtime.on_loss == "continue"
-
-    @property
     def waits(self) -> Waits:
         """How long parties wait for one another."""
         runtime = self.runtime
@@ -199,19 +189,6 @@ class FederationConfig:
         """
         budgeted = self.privacy.mechanism != "none" and self.privacy.accounting == "sound"
         return self.runtime.on_loss != "stop" and budgeted and self.regime.learns
-
-    @property
-    def least_in_training(self) -> int:
-        """The fewest secondaries that a session of training may have; noise is made for so few.
-
-        All of them, where a run does not continue without one. Else ``runtime.least_secondaries``,
-        by default all but one, and at least two more than those that collude: the sum of one honest
-        secondary and of colluding ones would be its own numbers.
-        """
-        all_of_them, least = len(self.secondaries), self.runtime.least_secondaries
-        if not self.continues_on_loss:
-            return all_of_them
-        return max(all_of_them - 1, self.privacy.colluding + 2) if least is None else least
 
     @property
     def releases_per_record(self) -> int | None:

@@ -158,10 +158,6 @@ def _require_defensible(config: FederationConfig) -> None:
     heuristics = ("iso_gradients", "clip_gradients", "marvell", "distance_correlation")
     asked = [name for name in (*heuristics, "label_epsilon") if getattr(training, name)]
     for name in asked:
-        if not config.family.learns_by_gradients:
-            raise ConfigError(
-                f"training.{name}: {config.family.name!r} returns no gradients; leave it out"
-            )
         if not config.regime.learns:
             raise ConfigError(
                 f"training.{name}: frozen encoders are sent no gradients; leave it out"
@@ -180,8 +176,7 @@ def _require_defensible(config: FederationConfig) -> None:
         return
     if task == "regression":
         raise ConfigError(
-            "training.label_epsilon: is of classes, and the task is regression; leave it out, or "
-            'take model.family = "assist" with model.label_epsilon'
+            "training.label_epsilon: is of classes, and the task is regression; leave it out"
         )
     if config.base.exists:
         raise ConfigError(
@@ -236,7 +231,6 @@ def require_trainable(config: FederationConfig) -> None:
     _require_computable(config)
     _require_fitted(config)
     _require_products(config)
-    require_continuable(config)
     keys = key_spec(config)
     linkers = "top1sim, avgsim" + ("" if keys.metric.equal_only else ", fedsim, featuresim")
     if _reads_keys(config) and not keys.are_numbers:
@@ -303,10 +297,8 @@ def _require_fitted(config: FederationConfig) -> None:
 
 def _require_products(config: FederationConfig) -> None:
     """Refuse a precision of networks where none trains."""
-    trains = config.family.learns_by_gradients
-    if config.training.precision != "float32" and (config.top or not trains):
-        what = "model.top" if trains else repr(config.family.name)
-        raise ConfigError(f"training.precision: {what} trains no network; leave it out")
+    if config.training.precision != "float32" and config.top:
+        raise ConfigError("training.precision: model.top trains no network; leave it out")
 
 
 def _reads_keys(config: FederationConfig) -> bool:
@@ -344,74 +336,3 @@ def require_enough_records(config: FederationConfig, table: PartyTable | KeyTabl
             f"table of {table.name!r}: has {table.num_rows} records, fewer than "
             f"model.neighbours = {config.model.neighbours}; lower model.neighbours"
         )
-
-
-def require_continuable(config: FederationConfig) -> None:
-    """Refuse ``on_loss = "continue"`` where a run could not continue, or a promise would not hold.
-
-    Raises:
-        ConfigError: Naming the reason and what to write instead.
-    """
-    if not config.continues_on_loss:
-        return
-    reason = _why_not(config)
-    if reason is not None:
-        raise ConfigError(
-            f'runtime.on_loss: "continue" is not offered here: {reason}; write on_loss = "wait"'
-        )
-    _require_enough(config)
-
-
-def _why_not(config: FederationConfig) -> str | None:
-    """Return why no party can be left out, if none can."""
-    helpers = [party.role for party in config.parties if party.is_helper]
-    if config.regime.releases_once:
-        return (
-            "frozen encoders release each row once, with all secondaries in it, and a row that "
-            "lacks one could never be asked for again"
-        )
-    for policy in policies(config).values():
-        if (reason := policy.why_all_take_part(config)) is not None:
-            return reason
-    if config.training.rows == "aligned":
-        return (
-            'training.rows = "aligned" are rows that are linked at every secondary, and would be '
-            "others without one"
-        )
-    if config.family.needs_similarities(config.model):
-        return (
-            f"{config.family.name!r} reads similarities of every secondary, which are noised once, "
-            f"for all"
-        )
-    if helpers:
-        return (
-            f"the {helpers[0]} leaves when links are made, and a session without the lost party "
-            f"would need it again; or choose a linkage.protection without a helper"
-        )
-    return None
-
-
-def _require_enough(config: FederationConfig) -> None:
-    """Refuse numbers under which no secondary may be missing, or the sum would be one's own."""
-    all_of_them, colluding = len(config.secondaries), config.privacy.colluding
-    noised = config.privacy.mechanism != "none"
-    written, least = config.runtime.least_secondaries, config.least_in_training
-    enough = colluding + (1 if noised else 2)
-    if least < enough:
-        raise ConfigError(
-            f"runtime.least_secondaries: must be at least {enough} with privacy.colluding = "
-            f"{colluding}{'' if noised else ' and no noise'}, got {least}; with fewer the sum "
-            f"would be one secondary's own numbers"
-        )
-    if least < all_of_them:
-        return
-    if written is None and enough < all_of_them:
-        raise ConfigError(
-            f"runtime.least_secondaries: by default {least} must stay of {all_of_them}; "
-            f"write {enough} if all agree that one secondary's numbers may be hidden by its own "
-            f'noise alone, or on_loss = "wait"'
-        )
-    raise ConfigError(
-        f"runtime.least_secondaries: {least} of {all_of_them} secondaries must stay, so "
-        f'none could ever be missing; write on_loss = "wait"'
-    )

@@ -258,7 +258,7 @@ class MpcSettings:
     fills it in, so that parties compare it as they compare this file."""
 
 
-OnLoss = Literal["stop", "wait", "continue"]
+OnLoss = Literal["stop", "wait"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -287,30 +287,17 @@ class RuntimeSettings:
 
     on_loss: OnLoss = "stop"
     """``stop``: a lost party ends the run, and ``--resume`` continues it. ``wait``: the others
-    wait. ``continue``: they continue without a secondary after ``continue_after_s``. Repeats are
-    charged, within the budget. With epsilon and a trained encoder the last two plan noise for one
-    more pass."""
+    wait. Repeats are charged, within the budget. With epsilon and a trained encoder ``wait`` plans
+    noise for one more pass."""
 
     wait_s: checks.Positive = 3600.0
     """Time that a lost party may take to come back."""
-
-    continue_after_s: checks.Positive = 60.0
-    """With ``continue``: time that a lost secondary may take before the others continue."""
-
-    least_secondaries: checks.Count | None = None
-    """With ``continue``: fewest secondaries that may continue. Noise is made for so few from the
-    first round. Default: all but one, at least ``privacy.colluding`` plus two. At one more than
-    ``colluding``, a secondary's numbers are hidden by its noise alone."""
 
     most_losses: checks.Times = 20
     """More losses than this end the run."""
 
     def __post_init__(self) -> None:
         checks.require_limits(self)
-        if self.least_secondaries is not None and self.on_loss != "continue":
-            raise ConfigError(
-                'least_secondaries: goes with on_loss = "continue", and only with it; leave it out'
-            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -84,10 +84,6 @@ class StagePolicy:
         """Return what refuses a promise where the stage has rows aligned; None if it has none."""
         return None
 
-    def why_all_take_part(self, config: FederationConfig) -> str | None:
-        """Return why no secondary can be missing from a session; None if one can."""
-        return None
-
 
 @cache
 def _all_policies() -> Mapping[str, StagePolicy]:

@@ -26,7 +26,7 @@ LOGGER: Final = logging.getLogger("securevfl")
 
 LOGGER.addHandler(logging.NullHandler())
 
-_LOUD: Final = (progress.Warned, progress.SessionLost, progress.PresenceChanged)
+_LOUD: Final = (progress.Warned, progress.SessionLost)
 _FREQUENT: Final = (
     *(progress.LinksMade, progress.CiphertextsMade, progress.RowsReleased, progress.RoundDone),
     *(progress.PretrainingRound, progress.CoalitionsValued),

@@ -1,7 +1,7 @@
 """Progress events of a run, and estimates of the time left."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Final, get_args
 
@@ -58,22 +58,6 @@ class SessionLost:
     """Who was lost, and how."""
     wait_s: float
     """Seconds that it may take to come back."""
-    goes_on_after_s: float | None = None
-    """Seconds after which the others continue without it, if enough are left; None: they wait."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PresenceChanged:
-    """A session begins without some secondaries, or with some that have come back."""
-
-    EVENT: ClassVar[str] = "presence"
-
-    epoch: int
-    """The epoch that begins; one after the last where only test rows are left."""
-    absent: Sequence[str] = ()
-    back: Sequence[str] = ()
-    secondaries: int
-    """Number of secondaries that take part from now on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -278,7 +262,6 @@ class PartyDone:
 ProgressEvent = (
     Warned
     | SessionLost
-    | PresenceChanged
     | SpendingPlanned
     | Listening
     | Stage

@@ -2,7 +2,6 @@
 
 import sys
 import time
-from collections.abc import Sequence
 from datetime import timedelta
 from types import TracebackType
 from typing import assert_never
@@ -67,7 +66,6 @@ class RunProgress:
             case (
                 progress.Warned()
                 | progress.SessionLost()
-                | progress.PresenceChanged()
                 | progress.SpendingPlanned()
                 | progress.KeysAnnounced()
                 | progress.LinksCounted()
@@ -175,7 +173,6 @@ class RunProgress:
 def _sentence(
     event: progress.Warned
     | progress.SessionLost
-    | progress.PresenceChanged
     | progress.SpendingPlanned
     | progress.KeysAnnounced
     | progress.LinksCounted
@@ -185,19 +182,11 @@ def _sentence(
     match event:
         case progress.Warned():
             return f"warning: {event.text}"
-        case progress.SessionLost(goes_on_after_s=None):
+        case progress.SessionLost():
             return (
                 f"warning: {event.why}; waiting up to {event.wait_s:g} s for all parties to be "
                 f"there again, to go on from what all have saved"
             )
-        case progress.SessionLost():
-            return (
-                f"warning: {event.why}; waiting {event.goes_on_after_s:g} s for it, to go on from "
-                f"what all have saved, and then without it if enough are left; else up to "
-                f"{event.wait_s:g} s"
-            )
-        case progress.PresenceChanged():
-            return presence_in_words(event)
         case progress.SpendingPlanned():
             return spending_in_words(event)
         case progress.KeysAnnounced():
@@ -209,21 +198,6 @@ def _sentence(
             return progress.linked_rows_in_words(event)
         case progress.RowsAligned():
             return progress.alignment_in_words(progress.event_fields(event))
-
-
-def presence_in_words(event: progress.PresenceChanged) -> str:
-    """Return the parties that are back and absent, as one line of text."""
-    phrases = []
-    if event.back:
-        phrases.append(f"{_are(event.back)} back")
-    if event.absent:
-        phrases.append(f"{_are(event.absent)} absent")
-    count = f"{event.secondaries} {'secondary' if event.secondaries == 1 else 'secondaries'}"
-    return f"warning: from epoch {event.epoch} on {' and '.join(phrases)}; {count} take part"
-
-
-def _are(names: Sequence[str]) -> str:
-    return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'}"
 
 
 def spending_in_words(event: progress.SpendingPlanned) -> str:

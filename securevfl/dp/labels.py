@@ -3,8 +3,8 @@
 Neighbouring tables differ in the label of one row, which is exchanged for another. There are two
 kinds of mechanism:
 
-- Labels drawn once and sent to every secondary alike: classes by randomised response, numbers with
-  Gaussian noise. One epsilon holds against all secondaries together.
+- Classes drawn once by randomised response and sent to every secondary alike. One epsilon holds
+  against all secondaries together.
 - Noise drawn for each secondary: its epsilon holds against that secondary, at a delta. Against k
   secondaries together it counts as k releases.
 """
@@ -18,7 +18,7 @@ from decimal import ROUND_CEILING, Context, Decimal
 from typing import Final, Literal
 
 import numpy as np
-from jaxtyping import Float64, Int64, Shaped, UInt64
+from jaxtyping import Int64, Shaped, UInt64
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
@@ -27,10 +27,9 @@ from securevfl.dp.gaussian import composed_multiplier, gaussian_epsilon, gaussia
 SMALLEST_EPSILON: Final = 1e-6
 """Smallest epsilon of labels; below it the labels carry no information."""
 
-LabelMechanism = Literal["randomised", "noised", "shares", "plaintext"]
-"""How labels reach secondaries: classes by ``randomised`` response or numbers ``noised`` by a
-Gaussian, both drawn once and the same for all; ``shares``, sums over rows with a Gaussian for each
-secondary; ``plaintext``, as they are."""
+LabelMechanism = Literal["randomised", "shares", "plaintext"]
+"""How labels reach secondaries: classes by ``randomised`` response, drawn once for all;
+``shares``, sums over rows with a Gaussian for each secondary; ``plaintext``, as they are."""
 
 
 def labels_together(epsilon: float, delta: float, parties: int) -> float:
@@ -83,12 +82,12 @@ class LabelRelease:
     @property
     def gaussian(self) -> bool:
         """Whether noise keeps the promise, at a delta."""
-        return self.mechanism in ("noised", "shares")
+        return self.mechanism == "shares"
 
     @property
     def together(self) -> float | None:
         """Epsilon against all secondaries together; None for labels that are shown."""
-        if self.mechanism != "shares" or self.epsilon is None:
+        if not self.gaussian or self.epsilon is None:
             return self.epsilon
         return labels_together(self.epsilon, self.delta, self.parties)
 
@@ -130,10 +129,7 @@ def labels_total(releases: Iterable[LabelRelease]) -> LabelTotal | None:
         gaussian_noise_multiplier(epsilon=release.epsilon or 0.0, delta=release.delta)
         for release in noised
     ]
-    joint = [
-        z / math.sqrt(release.parties if release.mechanism == "shares" else 1)
-        for z, release in zip(alone, noised, strict=True)
-    ]
+    joint = [z / math.sqrt(release.parties) for z, release in zip(alone, noised, strict=True)]
     if not noised:
         return LabelTotal(epsilon=pure, together=pure, delta=delta)
     return LabelTotal(
@@ -152,9 +148,6 @@ _LARGEST_EPSILON: Final = 44.0
 
 # With so many, rounding up leaves the true class more slots than any other.
 _MOST_CLASSES: Final = 1_000_000
-
-_RANGE_BITS: Final = 16
-_MOST_STD_BITS: Final = 26
 
 
 def randomised_labels(
@@ -248,66 +241,6 @@ def slots(epsilon: float, classes: int) -> tuple[int, int]:
     factor = Decimal(min(epsilon, _LARGEST_EPSILON)).exp(_EXACT).next_minus(_EXACT)
     other = math.ceil(_EXACT.divide(Decimal(_SLOTS), factor + (classes - 1)))
     return _SLOTS - (classes - 1) * other, other
-
-
-def noised_labels(
-    values: Float64[np.ndarray, " rows"],
-    *,
-    lower: float,
-    upper: float,
-    epsilon: float,
-    delta: float,
-) -> Float64[np.ndarray, " rows"]:
-    """Return numbers clipped to a range, each with its own Gaussian noise.
-
-    The range has 2^16 steps (fewer where epsilon is so small that the noise exceeds 2^26 of them),
-    and the noise is the exact discrete Gaussian in these steps.
-
-    Args:
-        values: Labels of rows.
-        lower: Lower bound; smaller labels are raised to it.
-        upper: Upper bound, above ``lower``. Neither bound may be computed from the labels.
-        epsilon: Of one row's label, > 0.
-        delta: Failure probability, in (0, 1).
-
-    Raises:
-        ConfigError: If an argument is out of range.
-
-    Reveals:
-        To the readers of the result: each label within (epsilon, delta).
-    """
-    from securevfl.dp.ring_noise import ExactDiscreteGaussian  # loads torch
-
-    if not (math.isfinite(lower) and math.isfinite(upper) and lower < upper):
-        raise ConfigError(f"labels: the range must go up, got {lower!r} to {upper!r}")
-    multiplier = gaussian_noise_multiplier(epsilon=epsilon, delta=delta)
-    bits = min(_RANGE_BITS, _MOST_STD_BITS - math.ceil(math.log2(multiplier)))
-    if bits < 1:
-        raise ConfigError(f"epsilon = {epsilon!r} of labels is too small for their noise")
-    steps = 1 << bits
-    unit = (upper - lower) / steps
-    whole = np.rint((np.clip(values, lower, upper) - lower) / unit)
-    noise = ExactDiscreteGaussian(multiplier * steps).sample(values.shape).numpy()
-    return np.asarray(lower + unit * (whole + noise), dtype=np.float64)
-
-
-def unbiased_indicators(
-    labels: Int64[np.ndarray, " rows"], *, classes: int, epsilon: float
-) -> Float64[np.ndarray, "rows classes"]:
-    """Return class indicators that are unbiased over the randomness of the labels.
-
-    Args:
-        labels: Result of :func:`randomised_labels` for rows that have a class.
-        classes: K.
-        epsilon: With which they were drawn.
-
-    Returns:
-        ``(e_label - q) / (p - q)``; every row sums to 1.
-    """
-    kept = keep_probability(epsilon, classes)
-    other = (1 - kept) / (classes - 1)
-    shown = np.eye(classes)[labels]
-    return np.asarray((shown - other) / (kept - other), dtype=np.float64)
 
 
 def digest_of_labels(labels: Shaped[np.ndarray, " rows"]) -> str:

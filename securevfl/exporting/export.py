@@ -569,11 +569,6 @@ def export_run(
     """
     checks.one_of(FORMATS, kind=kind)
     form = FORMATS[kind]
-    if not config.family.learns_by_gradients:
-        raise ConfigError(
-            f"model.family: the halves of {config.family.name!r} hold models of scikit-learn, "
-            f"which go into none of the formats; use securevfl predict, or serve"
-        )
     form.require_installed()
     exported, models = [], list(run_folder.glob(f"parties/*/{FOLDER}/*"))
     for name in _parties(config, run_folder, party):

@@ -311,13 +311,12 @@ class Choice:
     joint_test: Metrics | None = None
     """The joint model's metrics on test rows, also where the primary alone answers."""
 
-    def asks(self, primary: Primary) -> bool:
+    def asks(self) -> bool:
         """Return whether the joint model's outputs for the test rows take the secondaries.
 
-        Where lambda is 0, the joint model is the base, and nobody is asked;
-        but that would tell something of labels, so where these have an epsilon all are asked.
+        Where lambda is 0, the joint model is the base, and nobody is asked.
         """
-        return self.decision.scale > 0 or primary.always_asks
+        return self.decision.scale > 0
 
     def joint_outputs(self, primary: Primary) -> Float[Tensor, "rows outputs"]:
         """Return the joint model's outputs for the test rows, and measure it on them.
@@ -328,7 +327,7 @@ class Choice:
         data = primary.data
         base = self.base_margins
         rows = torch.as_tensor(data.split.test, device=base.device)
-        asked = self.asks(primary)
+        asked = self.asks()
         joint = primary.predict(data.split.test, "test") if asked else base[rows]
         self.joint_test = data.head.metrics(joint, data.targets[rows], threshold=primary.threshold)
         return joint

@@ -40,10 +40,8 @@ from securevfl.federation.rounds.secondary import Secondary, SecondaryData
 from securevfl.federation.rounds.updates import DropoutStream, GradientNoise
 from securevfl.federation.run_plan import RunPlan, pools
 from securevfl.federation.saved_model import FOLDER, PrimaryPart, SavedModel
-from securevfl.federation.session.handshake import own_epoch
 from securevfl.federation.session.party_files import PartyFiles
 from securevfl.federation.session.request_validator import RequestValidator, SessionLimits
-from securevfl.federation.stage import SecondaryBuild, run_stages
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.spec import LinkedPrimary, LinkedSecondary
 from securevfl.models.building import bottom_of, require_no_batch_norm, require_rows_apart, top_of
@@ -196,25 +194,14 @@ def build_secondary(
             clip_norm=privacy.update_clip_norm,
             noise_std=plan.releases.gradient_noise_std(plan.noise_share_std),
         )
-    limits = SessionLimits.of(plan, party=party.name, after_round=after_round)
-    dropout = DropoutStream(config.federation.seed, party.name, device=device)
-    build = SecondaryBuild(
-        data=data,
-        bottom=bottom,
-        contribution=contribution,
-        limits=limits,
-        dropout=dropout,
-        seed=config.federation.seed,
-    )
-    for stage in run_stages(config):
-        if (secondary := stage.build_secondary(build)) is not None:
-            return secondary
     return Secondary(
         data,
         bottom,
         contribution,
-        validator=RequestValidator(limits),
-        dropout=dropout,
+        validator=RequestValidator(
+            SessionLimits.of(plan, party=party.name, after_round=after_round)
+        ),
+        dropout=DropoutStream(config.federation.seed, party.name, device=device),
         optimizer=optimizer_of(config, bottom) if plan.learns else None,
         gradient_noise=gradient_noise,
         kept=kept,
@@ -258,10 +245,8 @@ def begin_secondary(
     )
     epoch = plan.facts.resume_epoch
     saves = plan.regime.saves_epochs
-    own = own_epoch(checkpoints.epochs(), plan.facts) if saves else 0
-    if own:
-        # With the encoder of its last epoch, however far the others have gone since.
-        checkpoints.load(own, partial(secondary.resume, epoch))
+    if saves and epoch:
+        checkpoints.load(epoch, partial(secondary.resume, epoch))
     elif files.resume:
         checkpoints.forget_after(0)
         if saves:
@@ -328,7 +313,7 @@ def optimizer_of(config: FederationConfig, model: nn.Module) -> PacedOptimizer:
         optimizer,
         learning_rate=config.learning_rate,
         schedule=training.schedule,
-        epochs=config.epochs,
+        epochs=config.training.epochs,
     )
 
 
@@ -446,10 +431,6 @@ def build_primary(
         fitted_by = named.name if estimator is None else estimator
         fit = EstimatorFit(top, fitted_by) if isinstance(top, FittedTop) else CorrectionFit(top)
         return FittedPrimary(plan, data, inputs, exchange, fit=fit, observe=observe)
-    for stage in run_stages(plan.config):
-        primary = stage.build_primary(plan, data, top, exchange, observe=observe)
-        if primary is not None:
-            return primary
     return NetworkPrimary(
         plan,
         data,

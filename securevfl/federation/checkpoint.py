@@ -15,14 +15,10 @@ from securevfl.core import files
 from securevfl.core.errors import ConfigError, SecureVflError, StorageError
 from securevfl.core.files import require_unpackable
 
-PRESENCE: Final = "presence.pt"
-"""File in which the primary keeps which secondaries took part."""
-
-
 _DIGEST_BYTES: Final = hashlib.sha256().digest_size
 STAGE: Final = "pretraining"
 """Begin of the files of the stage before rounds: the one whose steps can be resumed."""
-_KINDS: Final = ("run", "presence", "epoch-*", "best-*", f"{STAGE}-*", "release", "labels")
+_KINDS: Final = ("run", "epoch-*", "best-*", f"{STAGE}-*", "release", "labels")
 
 
 class DamagedError(ConfigError):
@@ -275,14 +271,13 @@ class Checkpoints:
     @property
     def holds_state(self) -> bool:
         """Whether there is more here than a run's id."""
-        return bool(set(self.files.names()) - {_RUN, PRESENCE})
+        return bool(set(self.files.names()) - {_RUN})
 
     def begin(self, run: str) -> None:
         """Begin a fresh run in a folder that is unused: its files will carry its id."""
         self.files.run = run
         # A run that ended before it saved anything has left its id.
-        for name in (_RUN, PRESENCE):
-            (self.folder / name).unlink(missing_ok=True)
+        (self.folder / _RUN).unlink(missing_ok=True)
         self.files.write(_RUN, {})
 
     def resume(self) -> list[str]:
@@ -466,8 +461,6 @@ def last_common(
     config: FederationConfig, checkpoints: Checkpoints, others: Iterable[Collection[int]]
 ) -> int:
     """Return the last epoch that all can go on from; 0 begins the run's first epoch again.
-
-    All are those that were in the session before; who was away goes on with what it has.
 
     Args:
         config: The federation file.

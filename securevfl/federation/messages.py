@@ -35,7 +35,6 @@ class RoundKind(MessageKind):
     READY = 16
     TRAINING_ROWS = 38
     PREDICT = 39
-    REJOIN = 54
     LINK_COUNT_REQUEST = 64
     LINK_COUNT = 65
 
@@ -190,8 +189,7 @@ class RoundPlan(DeclaredMessage):
     KIND: ClassVar = RoundKind.PLAN
     WAY: ClassVar = "primary to every active secondary"
     COVERS: ClassVar = {
-        "no record": "round_number purpose",
-        "who takes part": "active",
+        "no record": "round_number purpose active",
         "sizes and times": "rows lengths",
     }
 
@@ -304,7 +302,6 @@ class EpochMark(DeclaredMessage):
     COVERS: ClassVar = {
         "no record": "epoch",
         "gradients": "best restore_best lengths",
-        "residuals": "best restore_best lengths",
     }
 
     epoch: int = wire(least=1)
@@ -315,34 +312,6 @@ class EpochMark(DeclaredMessage):
 
     restore_best: bool = False
     """Go back to the best weights: training is over and the test rows come next."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rejoin(DeclaredMessage):
-    """An epoch is over, and some who were lost are back: all join the next session, with these."""
-
-    KIND: ClassVar = RoundKind.REJOIN
-    WAY: ClassVar = "primary to every secondary"
-    COVERS: ClassVar = {"who takes part": "ranks lengths"}
-
-    ranks: tuple[int, ...]
-    """Ranks of the secondaries that are back, ascending."""
-
-    @classmethod
-    def from_message(cls, message: Message, **known: Any) -> "Rejoin":
-        """Read the primary's.
-
-        Args:
-            message: As it came.
-            known: ``absent``, ranks of the secondaries that are not in this session.
-
-        Raises:
-            ProtocolError: If it names nobody, or somebody who is here.
-        """
-        read = super(Rejoin, cls).from_message(message)
-        if not read.ranks or sorted({*read.ranks} & {*known["absent"]}) != list(read.ranks):
-            raise ProtocolError(f"the primary says that parties {read.ranks!r:.80} are back")
-        return read
 
 
 # More rows than any table has.
@@ -359,9 +328,8 @@ class PredictRequest(DeclaredMessage):
     KIND: ClassVar = RoundKind.PREDICT
     WAY: ClassVar = "primary to every caller"
     COVERS: ClassVar = {
-        "no record": "run",
+        "no record": "run active",
         "sizes and times": "rows predicted_rows lengths",
-        "who takes part": "active",
     }
 
     run: str

@@ -117,8 +117,6 @@ def run_facts(config: FederationConfig, table: PartyTable) -> tuple[RowSplit, Ru
     except DataError as error:
         raise DataError(f"table of {table.name!r}: {error}") from None
     _require_classes(config, table, split)
-    classes = len(table.classes or ()) if config.federation.task == "multiclass" else 1
-    config.family.require_outputs(config.model, classes)
     facts = RunFacts(
         rows=table.num_rows,
         train_rows=len(split.train),
@@ -229,8 +227,7 @@ class RunPlan:
     @property
     def learns(self) -> bool:
         """Whether secondaries get gradients."""
-        by_gradients = self.config.family.learns_by_gradients
-        return self.regime.learns and by_gradients and not self.facts.predicts
+        return self.regime.learns and not self.facts.predicts
 
     @property
     def surviving(self) -> float:
@@ -403,11 +400,11 @@ def _releases(config: FederationConfig, facts: RunFacts, privacy: Privacy) -> Re
     else:
         parts = (facts.train_rows, facts.validation_rows)
         spare = int(config.reserves_budget)
-        rounds = config.epochs * sum(math.ceil(rows / batch) for rows in parts)
+        rounds = config.training.epochs * sum(math.ceil(rows / batch) for rows in parts)
         rounds += (1 + spare) * math.ceil(facts.test_rows / batch)
-        row_releases = config.epochs * sum(parts) + (1 + spare) * facts.test_rows
-        per_row = config.epochs + spare
-        active = active_parties(range(config.least_in_training), config.model.party_dropout)
+        row_releases = config.training.epochs * sum(parts) + (1 + spare) * facts.test_rows
+        per_row = config.training.epochs + spare
+        active = active_parties(config.secondaries, config.model.party_dropout)
     # A sum that is drawn back to norm C is rounded towards zero, which moves each coordinate of two
     # neighbouring sums apart by less than one unit; the ring's coarsest, since the unit is only
     # chosen once the noise is known.

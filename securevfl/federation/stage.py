@@ -10,24 +10,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from securevfl.config.federation import FederationConfig
 from securevfl.config.sections import PartySettings
 from securevfl.config.stage_policy import policies
 from securevfl.core.progress import Observer
 from securevfl.core.stages import load_part, stages
 from securevfl.data.tables import PartyTable
-from securevfl.federation.rounds.exchanges import Exchange
-from securevfl.federation.rounds.primary import Primary, PrimaryData
-from securevfl.federation.rounds.release import SecondaryRelease
-from securevfl.federation.rounds.secondary import Secondary, SecondaryData
-from securevfl.federation.rounds.updates import DropoutStream
+from securevfl.federation.rounds.primary import Primary
+from securevfl.federation.rounds.secondary import Secondary
 from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.session.handshake import Joined
 from securevfl.federation.session.party_files import PartyFiles
 from securevfl.federation.session.peers import Handlers, Peers
-from securevfl.federation.session.request_validator import SessionLimits
 from securevfl.linkage.spec import LinkedPrimary, LinkedSecondary
 from securevfl.transport.channels import Channels, Kinds
 
@@ -59,9 +53,6 @@ class StageAtPrimary:
 
     def prepare(self) -> None:
         """Do what comes between linking and training."""
-
-    def begin(self) -> None:
-        """Do what comes once the base is fitted, before the first round of training."""
 
     def before_release(self) -> None:
         """Do what comes before the first row of frozen encoders is asked for."""
@@ -139,27 +130,10 @@ class PrimaryContext:
     """Folder that relative paths of the federation file start from."""
     observe: Observer
     """Receives progress."""
-    estimator: Any = None
-    """Base from Python, an estimator of scikit-learn; None for the federation file's."""
     open_channels: OpenChannels | None = None
     """Way to every party; None where all parties are in one process."""
     here: Sequence[StageAtSecondary] = ()
     """The secondaries' parts, where all parties are in one process."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class SecondaryBuild:
-    """What a secondary in rounds is made of, where a stage makes it."""
-
-    data: SecondaryData
-    bottom: nn.Module
-    contribution: SecondaryRelease
-    """Protection and booking of what leaves."""
-    limits: SessionLimits
-    """Bounds of what the primary may ask for."""
-    dropout: DropoutStream
-    seed: int
-    """Run seed."""
 
 
 @dataclass(frozen=True)
@@ -185,22 +159,6 @@ class RunStage:
         Returns:
             What its log gets: an event and figures; None where the role has no part.
         """
-        return None
-
-    def build_primary(
-        self,
-        plan: RunPlan,
-        data: PrimaryData,
-        top: nn.Module,
-        exchange: Exchange,
-        *,
-        observe: Observer,
-    ) -> Primary | None:
-        """Return the primary in rounds; None where it is the one of all runs."""
-        return None
-
-    def build_secondary(self, build: SecondaryBuild) -> Secondary | None:
-        """Return a secondary in rounds; None where it is the one of all runs."""
         return None
 
 

@@ -35,7 +35,7 @@ from securevfl.lab.one_run import (
 )
 from securevfl.lab.pooled_methods import require_fitting
 from securevfl.lab.study_outputs import TableStore, digest_of_tables, tables_for
-from securevfl.models.registry import family_named, require_installed
+from securevfl.models.registry import require_installed
 from securevfl.models.task_metrics import TaskMetric, metrics_of
 from securevfl.runtime.run_folder import require_own_folder
 from securevfl.runtime.run_options import FederationSource, device_named, resolve_federation
@@ -77,7 +77,7 @@ class Comparison(StudyPlan):
             if families <= set(IN_ONE_PLACE):
                 raise ConfigError(
                     f'methods: "{AUTO}" chooses among families; name some with it, such as '
-                    "fedsim,fet,assist"
+                    "fedsim,fet,top1sim"
                 )
 
     @property
@@ -127,7 +127,7 @@ def compare_methods(
     """
     device_named(comparison.device)
     tables = tables_for(comparison.config, comparison.trained_methods, comparison.data_root)
-    config = _with_outputs(comparison, tables)
+    config = comparison.config
     comparison = replace(comparison, config=config)
     out: dict[str, LeftOut] = {}
     for method in comparison.trained_methods:
@@ -220,20 +220,6 @@ def adaptations(comparison: Comparison, *, without: Container[str]) -> dict[str,
         if name not in without
     }
     return {name: notes for name, notes in notes_by_method.items() if notes}
-
-
-def _with_outputs(comparison: Comparison, tables: Mapping[str, PartyTable]) -> FederationConfig:
-    """Return the file with the classes of the label written out for methods that plan by them."""
-    config = comparison.config
-    if config.federation.task != "multiclass":
-        return config
-    outputs = len(tables[config.primary.name].classes or ())
-    methods = dict(config.source.get("methods", {}))
-    for name in comparison.trained_methods:
-        family = method_family(config.source, name)
-        if family not in IN_ONE_PLACE and not family_named(family).learns_by_gradients:
-            methods[name] = {"outputs": outputs, **methods.get(name, {})}
-    return replace(config, source={**config.source, "methods": methods})
 
 
 def _misfit(config: FederationConfig, method: str, tables: Mapping[str, PartyTable]) -> str | None:

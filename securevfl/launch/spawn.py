@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from securevfl.core import checks
-from securevfl.core.errors import ConfigError, PrivacyError, SecureVflError
+from securevfl.core.errors import ConfigError
 from securevfl.launch import fork_server
 from securevfl.launch.fork_server import ForkServer
 from securevfl.launch.process import PartyCommand, PartyExit, PartyFailure, PartyProcess
@@ -42,8 +42,6 @@ OnEvent = Callable[[str, Mapping[str, Any]], None]
 Again = Callable[[PartyCommand, PartyFailure | None], PartyCommand | None]
 """Returns how a party that was killed is started again, or, without a failure, one that ended well
 and may be needed once more; None: it is not."""
-MayBeMissing = Callable[[str], bool]
-"""Called with a party's name; returns whether the run can continue, or end well, without it."""
 
 # Seconds for the other parties to notice a failure and end.
 GRACE_S: Final = 5.0
@@ -52,7 +50,6 @@ _TERMINATE_S: Final = 2.0
 # Process ends are noticed within this time, reports at once.
 _POLL_S: Final = 0.05
 _LOST: Final = 3
-_OF_ITS_OWN: Final = (SecureVflError.exit_code, ConfigError.exit_code, PrivacyError.exit_code)
 
 
 def run_party_processes(
@@ -61,7 +58,6 @@ def run_party_processes(
     deadline_s: float,
     on_event: OnEvent | None = None,
     again: Again | None = None,
-    may_be_missing: MayBeMissing = lambda _name: False,
     grace_s: float = GRACE_S,
 ) -> dict[str, PartyExit]:
     """Run all parties together until they end.
@@ -76,13 +72,10 @@ def run_party_processes(
         on_event: Called with each report of a party, as ``on_event(name, event)``, in this thread.
         again: Called for each party that a signal has ended, then for each that has ended well,
             until all have ended well.
-        may_be_missing: Called for each lost party, and each that still runs: if True, the run does
-            not fail with the party and does not wait for it. A party that fails by its own error
-            (exit code 1, 2 or 4) still ends the run.
         grace_s: Seconds between a failure and the end of the others.
 
     Returns:
-        How each party ended, by name; with exit code 0, except parties that may be missing.
+        How each party ended, by name; with exit code 0.
 
     Raises:
         SecureVflError: Of the class for the exit code of the party where the failure began (2
@@ -103,7 +96,6 @@ def run_party_processes(
             deadline=time.monotonic() + deadline_s,
             deadline_s=deadline_s,
             again=again,
-            may_be_missing=may_be_missing,
         )
         if failure is not None:
             failure = launch.wind_up(failure, grace_s=grace_s)
@@ -141,24 +133,19 @@ class Launch:
         deadline: float,
         deadline_s: float,
         again: Again | None,
-        may_be_missing: MayBeMissing,
     ) -> PartyFailure | None:
         """Wait until the required parties have ended well, one has failed, or time is over."""
-        while late := [
-            party.name
-            for party in self.parties
-            if party.exit is None and not may_be_missing(party.name)
-        ]:
+        while late := [party.name for party in self.parties if party.exit is None]:
             self.turn()
             if again is not None:
                 self._start_again(again)
-            failure = self._first_failure(may_be_missing)
+            failure = self._first_failure()
             if failure is not None:
                 return failure
             if time.monotonic() > deadline:
                 reason = f"did not end within {deadline_s:g} s"
                 return PartyFailure(party=", ".join(late), reason=reason, exit_code=_LOST)
-        return self._first_failure(may_be_missing)
+        return self._first_failure()
 
     def wind_up(self, failure: PartyFailure, *, grace_s: float) -> PartyFailure:
         """Give the others time to end, and return the failure where it really began.
@@ -232,15 +219,9 @@ class Launch:
                 self.forget(party)
                 self.start(command)
 
-    def _first_failure(self, may_be_missing: MayBeMissing) -> PartyFailure | None:
-        for party in self.parties:
-            failure = party.own_failure()
-            if failure is None:
-                continue
-            # A party's own error concerns all others, and ends the run.
-            if failure.exit_code in _OF_ITS_OWN or not may_be_missing(party.name):
-                return failure
-        return None
+    def _first_failure(self) -> PartyFailure | None:
+        failures = (party.own_failure() for party in self.parties)
+        return next((failure for failure in failures if failure is not None), None)
 
 
 # A process that ends at once is not started again at once.

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from securevfl.models.registry import register, split_model
 
 __all__ = [
-    "Assist",
     "AvgSim",
     "Bottom",
     "Exact",

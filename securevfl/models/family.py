@@ -451,10 +451,6 @@ class Family(ABC, Generic[S]):
     learning_rate: ClassVar[float] = 3e-3
     """Default of ``training.learning_rate``, for every party's optimizer."""
 
-    learns_by_gradients: ClassVar[bool] = True
-    """False if secondaries fit models of their own, one round an epoch, instead of learning from
-    gradients: a stage then makes both halves of a round."""
-
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
 
@@ -520,25 +516,6 @@ class Family(ABC, Generic[S]):
     def cut_shape(self, settings: S) -> tuple[int, int]:
         """Return (L, H) of the aggregate of one row."""
         return settings.cut_shape
-
-    def epochs(self, settings: S, *, asked: int) -> int:
-        """Return the maximum number of epochs of a run; ``asked`` is ``training.epochs``."""
-        return asked
-
-    def label_epsilon(self, settings: S) -> float | None:
-        """Return the epsilon of a training row's label against secondaries; None if unbounded."""
-        return None
-
-    def require_outputs(self, settings: S, outputs: int) -> None:
-        """Refuse settings that do not fit the number of outputs of the task.
-
-        Args:
-            settings: The family's settings.
-            outputs: Classes of a multiclass task, otherwise 1.
-
-        Raises:
-            ConfigError: With the setting and its correct value.
-        """
 
     def pools_records(self, settings: S, *, frozen: bool) -> bool:
         """Return whether releases clip K record-wise vectors and average them to one.

@@ -28,7 +28,7 @@ from securevfl.runtime import handing_over
 from securevfl.runtime.party import PartySession, party_session
 from securevfl.runtime.predictions import Predictions
 from securevfl.runtime.run_folder import RunFigures, write_figures
-from securevfl.runtime.run_options import PartyJob, PredictionJob, Program, RejoinDue, RunOptions
+from securevfl.runtime.run_options import PartyJob, PredictionJob, Program, RunOptions
 from securevfl.transport.identity import Identity, fleeting
 
 if TYPE_CHECKING:
@@ -85,8 +85,6 @@ class StartAgain:
 
     def _is_needed(self) -> bool:
         """Whether a party is away that the run needs to end."""
-        if self._config.continues_on_loss:
-            return self._config.primary.name in self._away
         return bool(self._away)
 
 
@@ -366,14 +364,6 @@ def _run_parties(
         if event is not None and (name == primary or isinstance(event, _OF_ALL)):
             options.observe(event)
 
-    def may_be_missing(name: str) -> bool:
-        if name == primary or not config.continues_on_loss:
-            return False
-        # Until it has ended, the primary continues without them or fails itself.
-        absences = outcome.get("absences") or ()
-        gone = {absence["party"] for absence in absences if absence["to_epoch"] is None}
-        return not outcome or name in gone
-
     with parties_here(config) as here:
         commands = here.commands(
             options, of_all=of_all, of_primary=more, without=without, in_memory=in_memory
@@ -387,7 +377,6 @@ def _run_parties(
                 deadline_s=_LAUNCH_DEADLINE_S,
                 on_event=on_event,
                 again=again if config.runtime.on_loss != "stop" else None,
-                may_be_missing=may_be_missing,
             )
         finally:
             if not of_all:  # others may be serving this model, and write
@@ -420,7 +409,6 @@ def pin_identities(
 
 
 Outcome = RunFigures | Predictions | dict[str, Any] | None
-_Ended = Outcome | RejoinDue
 
 
 def run_party(job: PartyJob, *, identity: Identity | None = None) -> Outcome:
@@ -444,26 +432,14 @@ def run_party(job: PartyJob, *, identity: Identity | None = None) -> Outcome:
         try:
             with party_session(job, identity=identity) as party:
                 identity = party.identity
-                ended = _run_session(party)
-            if not isinstance(ended, RejoinDue):
-                return ended
-            # An epoch was done in it, so the next session is no repetition of this one.
-            job = replace(job, after_loss=True, resume=True, awaited=ended.parties)
+                return _run_session(party)
         except (errors.PartyLostError, errors.PartyTimeoutError) as error:
             losses += 1
             job = _after(error, job, losses)
-            # Without its primary no run continues.
-            without = job.config.continues_on_loss and error.party != job.config.primary.name
-            job.observe(
-                progress.SessionLost(
-                    why=str(error),
-                    wait_s=job.join_timeout_s,
-                    goes_on_after_s=job.config.runtime.continue_after_s if without else None,
-                )
-            )
+            job.observe(progress.SessionLost(why=str(error), wait_s=job.join_timeout_s))
 
 
-def _run_session(party: PartySession) -> _Ended:
+def _run_session(party: PartySession) -> Outcome:
     """Run one session to its end."""
     job = party.job
     party.files.log(
@@ -477,7 +453,7 @@ def _run_session(party: PartySession) -> _Ended:
     with loading():
         begin = _role_of(job)
     ended = begin(party)
-    party.files.log("rejoin" if isinstance(ended, RejoinDue) else "done")
+    party.files.log("done")
     return ended
 
 
@@ -501,12 +477,10 @@ def _after(error: errors.ProtocolError, job: PartyJob, losses: int) -> PartyJob:
     # before the primary has noticed: that is soon known.
     second = isinstance(error, errors.PartyTwiceError) and not job.returning
     begun = has_begun(job.folder)
-    return replace(
-        job, after_loss=True, awaited=(), resume=job.resume or begun, may_be_second=second
-    )
+    return replace(job, after_loss=True, resume=job.resume or begun, may_be_second=second)
 
 
-def _role_of(job: PartyJob) -> Callable[[PartySession], _Ended]:
+def _role_of(job: PartyJob) -> Callable[[PartySession], Outcome]:
     """Return what a party does from joining to the end.
 
     Each is imported where it is chosen: no process loads what another role alone needs, and a

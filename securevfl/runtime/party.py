@@ -4,7 +4,7 @@ import contextlib
 import json
 import math
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from securevfl.config.sections import IN_MEMORY
 from securevfl.core import errors, files, interrupts
 from securevfl.core.formatting import finite_or_none
 from securevfl.core.memory import loading
-from securevfl.core.progress import Observer, PresenceChanged, SpendingPlanned, Stage, Warned
+from securevfl.core.progress import Observer, SpendingPlanned, Stage, Warned
 from securevfl.data.tables import PartyTable
 from securevfl.federation.checkpoint import is_unused
 from securevfl.federation.messages import PredictRequest, Ready, RoundKind
@@ -60,17 +60,6 @@ class PartySession:
     def observe(self) -> Observer:
         """Called with progress."""
         return self.job.observe
-
-    def tell_presence(self, facts: RunFacts, *, back: Sequence[str] = ()) -> None:
-        """Report the secondaries that are absent from a session, and those that are back."""
-        absent = absent_names(self.config, facts.active)
-        if absent or back:
-            present = len(self.config.secondaries) - len(absent)
-            epoch = facts.resume_epoch + 1
-            self.files.log("presence", absent=list(absent), back=list(back), epoch=epoch)
-            self.observe(
-                PresenceChanged(absent=absent, back=tuple(back), epoch=epoch, secondaries=present)
-            )
 
     def read_table(self, model: SavedModel | None = None) -> PartyTable:
         """Read this party's own table, and warn of what does not go with the promise.

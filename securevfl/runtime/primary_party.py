@@ -23,7 +23,6 @@ from securevfl.federation.rounds.recording import Recorder, recording
 from securevfl.federation.run_plan import PredictionBudget, RunFacts, prediction_facts, run_facts
 from securevfl.federation.saved_model import FOLDER, SavedModel, load_model
 from securevfl.federation.session import handshake, membership
-from securevfl.federation.session.membership import Presence, SecondariesBackError
 from securevfl.federation.stage import OtherParts
 from securevfl.ledger.countersigning import Countersigning
 from securevfl.linkage.spec import LinkedPrimary, LinkSpec
@@ -40,10 +39,9 @@ from securevfl.runtime.prediction_session import (
 from securevfl.runtime.predictions import Predictions
 from securevfl.runtime.primary_run import PrimaryRun, measure_run
 from securevfl.runtime.run_folder import RunFigures
-from securevfl.runtime.run_options import RejoinDue
 from securevfl.transport.channels import Kinds, PrimaryChannels
-from securevfl.transport.message import Done, Message, public_reason
-from securevfl.transport.star import Enough, PrimaryTransport, new_session
+from securevfl.transport.message import Done, Message
+from securevfl.transport.star import PrimaryTransport, new_session
 
 
 class PrimarySession:
@@ -72,20 +70,12 @@ class PrimarySession:
         self,
         callers: Collection[str],
         timeout_s: float,
-        *,
-        enough: Enough | None = None,
-        else_said: str = "",
-    ) -> Collection[str]:
+    ) -> None:
         """Listen, and wait until the parties have joined.
 
         Args:
             callers: Names of the parties that are waited for.
             timeout_s: How long, in seconds.
-            enough: See :meth:`PrimaryTransport.wait_for_parties`.
-            else_said: See there.
-
-        Returns:
-            Names of those that have.
         """
         observe = self.party.observe
         host, port = self.transport.listen()
@@ -93,18 +83,17 @@ class PrimarySession:
         observe(Stage(text="waiting for parties", of=len(callers)))
         reported: set[str] = set()
 
-        def enough_or_report(joined: Collection[str], waited_s: float) -> bool:
+        def report_busy(_waited_s: float) -> bool:
             for name, text in self.transport.busy.items():
                 if name not in reported:
                     reported.add(name)
                     observe(Warned(text=f"{text}; waiting for it to start its part"))
-            return enough is not None and enough(joined, waited_s)
+            return False
 
-        return self.transport.wait_for_parties(
+        self.transport.wait_for_parties(
             timeout_s,
             on_join=lambda name: self.party.files.log("joined", name=name),
-            enough=enough_or_report,
-            else_said=else_said,
+            stop=report_busy,
         )
 
     def greetings(self, names: Collection[str]) -> dict[str, Message]:
@@ -213,10 +202,8 @@ def primary_session(
         yield PrimarySession(party, transport)
 
 
-def run_primary(party: PartySession) -> RunFigures | dict[str, Any] | RejoinDue:
+def run_primary(party: PartySession) -> RunFigures | dict[str, Any]:
     """Run the primary to the end and return figures: of the run, or of the stage that it ends with.
-
-    Where a lost secondary is back between two epochs, this session ends there.
 
     Raises:
         SecureVflError: Any failure, here or at another party.
@@ -232,31 +219,22 @@ def run_primary(party: PartySession) -> RunFigures | dict[str, Any] | RejoinDue:
     facts = replace(facts, run=party.resumed_run() or facts.run)
     plan = run_plan.plan_run(config, facts)
     party.open_ledger(plan)
-    presence = Presence(
-        party.files.checkpoints.files,
-        {config.ranks[secondary.name]: secondary.name for secondary in config.secondaries},
-    )
     with (
         recording(
             job.name, job.folder, run=facts.run, most_mib=job.record_mib, observe=job.observe
         ) as recorder,
         primary_session(party) as session,
     ):
-        plan = replace(plan, facts=_greet(session, facts, presence))
+        plan = replace(plan, facts=_greet(session, facts))
         secondaries = list(plan.secondaries.values())
         session.countersign()
         linked = _link(session, plan, table)
         linked_rows = _count_links(session, plan)
-        run = _begin(session, plan, table, split, linked, presence, recorder)
+        run = _begin(session, plan, table, split, linked, recorder)
         run.linked_rows = linked_rows
         run.prepare()
         if job.ends_after is None:
-            try:
-                run.train()
-            except SecondariesBackError as back:
-                ranks = tuple(sorted(config.ranks[name] for name in back.names))
-                session.transport.broadcast(secondaries, messages.Rejoin(ranks=ranks).to_message())
-                return RejoinDue(parties=back.names)
+            run.train()
             run.keep()
         run.end_stages()
         staying = [p.name for p in config.callers if config.stays(p)]
@@ -316,7 +294,6 @@ def _begin(
     table: PartyTable,
     split: RowSplit,
     linked: LinkedPrimary,
-    presence: Presence,
     recorder: Recorder | None,
 ) -> PrimaryRun:
     """Build the primary's half of the network and its exchange with the secondaries."""
@@ -341,7 +318,6 @@ def _begin(
         exchange,
         party.job,
         countersigning=session.countersigning,
-        presence=presence,
         # Between two messages a secondary may go through all of its records.
         parts=OtherParts(
             peers=lambda _stage: PeersOverStar(
@@ -352,34 +328,29 @@ def _begin(
     )
 
 
-def _greet(session: PrimarySession, facts: RunFacts, presence: Presence) -> RunFacts:
-    """Wait for the parties, and agree with them where the run starts."""
+def _greet(session: PrimarySession, facts: RunFacts) -> RunFacts:
+    """Wait for the parties, and agree with them where the run starts.
+
+    Raises:
+        ConfigError: If another party holds another federation file.
+        ProtocolError: If a secondary resumes another run.
+    """
     party = session.party
     config, resume, checkpoints = party.config, party.files.resume, party.files.checkpoints
-    least = config.least_in_training
-    joined = session.wait(
-        [caller.name for caller in config.callers],
-        party.job.join_timeout_s,
-        enough=presence.enough(
-            least=least,
-            patience_s=config.runtime.continue_after_s,
-            awaited=party.job.awaited,
-        ),
-        else_said=f"; {least} secondaries at least must be there (runtime.least_secondaries)"
-        if config.continues_on_loss
-        else "",
+    callers = [caller.name for caller in config.callers]
+    session.wait(callers, party.job.join_timeout_s)
+    came = session.greetings(callers)
+    hellos = {name: handshake.read_hello(config, came[name]) for name in callers}
+    handshake.require_one_run(
+        config, hellos, run=facts.run if resume else "", has_state=checkpoints.holds_state
     )
-    hellos = _hellos(session, presence, joined, run=facts.run if resume else "")
-    stayed = presence.continuing_parties
-    present = [secondary.name for secondary in config.secondaries if secondary.name in hellos]
-    active = tuple(config.ranks[name] for name in present)
+    secondaries = [hellos[secondary.name] for secondary in config.secondaries]
     stage_steps = set(checkpoints.stage_steps()) if resume else set()
-    for name in present:
-        stage_steps &= set(hellos[name].stage_steps)
-    saved = [hellos[name].epochs for name in present if name in stayed]
+    for hello in secondaries:
+        stage_steps &= set(hello.stage_steps)
+    saved = [hello.epochs for hello in secondaries]
     facts = replace(
         facts,
-        active=None if len(present) == len(config.secondaries) else active,
         resume_epoch=last_common(config, checkpoints, saved) if resume else 0,
         resume_stage=max(stage_steps, default=0),
     )
@@ -389,52 +360,7 @@ def _greet(session: PrimarySession, facts: RunFacts, presence: Presence) -> RunF
     session.welcome(hellos, facts)
     # Not even keys are sent before every party's budget has room for the run.
     session.wait_until_ready(hellos)
-    party.tell_presence(facts, back=[name for name in present if name not in stayed])
-    if config.continues_on_loss:
-        presence.begin(after=facts.resume_epoch, active=active)
-        presence.calling = session.transport.calling
     return facts
-
-
-def _hellos(
-    session: PrimarySession, presence: Presence, joined: Collection[str], *, run: str
-) -> dict[str, messages.Hello]:
-    """Read all greetings; a secondary that may not come back is dismissed and ends no session.
-
-    Args:
-        session: The primary's end.
-        presence: Which secondaries took part so far.
-        joined: Names of the parties that are connected.
-        run: The run that the primary resumes; empty for a fresh start.
-
-    Returns:
-        The greetings, by name in the order of ranks.
-
-    Raises:
-        ConfigError: If another party holds another federation file.
-        ProtocolError: If it resumes another run.
-    """
-    party, stayed = session.party, presence.continuing_parties
-    config = party.config
-    has_state, hellos = party.files.checkpoints.holds_state, {}
-    came = session.greetings(joined)
-    for caller in config.callers:
-        if caller.name not in joined:
-            continue
-        try:
-            hello = handshake.read_hello(config, came[caller.name])
-            handshake.require_one_run(config, {caller.name: hello}, run=run, has_state=has_state)
-        except (ConfigError, ProtocolError) as error:
-            if caller.is_helper or caller.name in stayed:
-                raise
-            party.observe(Warned(text=f"{caller.name}: cannot come back: {error}"))
-            session.transport.dismiss(caller.name, public_reason(error))
-            continue
-        hellos[caller.name] = hello
-    there = sum(not config.party(name).is_helper for name in hellos)
-    if there < config.least_in_training:
-        raise ProtocolError(f"{there} secondaries are left, and {config.least_in_training} must be")
-    return hellos
 
 
 class PredictingPrimary(SessionWithPartners):

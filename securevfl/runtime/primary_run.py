@@ -39,7 +39,6 @@ from securevfl.federation.rounds.network_primary import NetworkPrimary
 from securevfl.federation.rounds.primary import Primary, PrimaryData
 from securevfl.federation.rounds.recording import Recorder
 from securevfl.federation.run_plan import RoundCounter, RunPlan
-from securevfl.federation.session.membership import Presence
 from securevfl.federation.session.party_files import PartyFiles
 from securevfl.federation.stage import OtherParts, PrimaryContext, run_stages
 from securevfl.ledger.chain import now
@@ -73,7 +72,6 @@ class PrimaryRun:
         options: RunOptions,
         *,
         countersigning: Countersigning | None = None,
-        presence: Presence | None = None,
         parts: OtherParts,
     ) -> None:
         """Build the primary's half of the network, and report how many rows are aligned.
@@ -87,7 +85,6 @@ class PrimaryRun:
             exchange: Rounds with the secondaries.
             options: Where and how; an observer, and models from Python.
             countersigning: Where ledger heads are exchanged; None in a simulation.
-            presence: Record of which secondaries took part, and when; None where all always do.
             parts: The other parties' parts of stages.
         """
         self.started = time.monotonic()
@@ -101,7 +98,6 @@ class PrimaryRun:
         self.exchange = exchange
         self.options = options
         self.countersigning = countersigning
-        self.presence = presence
         self.is_placebo = False
         """Whether its outputs for test rows are all that is wanted."""
         self.alignment = self._report_alignment()
@@ -128,7 +124,6 @@ class PrimaryRun:
                     run_folder=options.run_folder,
                     data_root=options.data_root,
                     observe=self._observe,
-                    estimator=options.base,
                     open_channels=parts.open_channels,
                     here=parts.here.get(stage.name, ()),
                 )
@@ -212,7 +207,6 @@ class PrimaryRun:
         It starts afresh, or resumes from the epoch that the plan's facts name.
 
         Raises:
-            SecondariesBackError: Between two epochs, if an absent secondary calls.
             BudgetExceededError: If what a resumed run has left does not cover a release.
             DataError: If the metric that training goes by is not defined for a split's labels;
                 nothing was released then.
@@ -230,11 +224,8 @@ class PrimaryRun:
         if self.plan.regime.releases_once:
             self._train_on_one_release(base)
             return
-        primary, presence = self.primary, self.presence
-        primary.may_go_on = self._may_go_on
-        if presence is not None:
-            primary.continues_with_others(presence.since)
-        primary.train(after_epoch=self._save_and_countersign)
+        self.primary.may_go_on = lambda: covers_epoch(self.plan, self.data.split, self.ledger)
+        self.primary.train(after_epoch=self._save_and_countersign)
         self._conclude(base)
 
     def _fit_base(self) -> Base | None:
@@ -254,8 +245,6 @@ class PrimaryRun:
             self.primary.drawn = drawn_labels(
                 self.plan, self.data, ledger=self.ledger, files=self.checkpoints.files
             )
-        for part in self._stages.values():
-            part.begin()
 
     def _train_on_one_release(self, base: Base | None) -> None:
         rows = np.arange(len(self.data.targets), dtype=np.int64)
@@ -362,7 +351,7 @@ class PrimaryRun:
     def _test_outputs(self) -> Tensor | None:
         """Return the test rows' outputs of the model that answers; None: no budget is left."""
         primary, choice, rows = self.primary, self.choice, self.data.split.test
-        asks = self.plan.regime.learns and (choice is None or choice.asks(primary))
+        asks = self.plan.regime.learns and (choice is None or choice.asks())
         if asks and not covers_test_rounds(self.ledger, self._missing_test_rounds()):
             self.options.observe(progress.Warned(text=run_folder.UNTESTED))
             return None
@@ -410,15 +399,6 @@ class PrimaryRun:
             threshold=threshold,
             rows=(rows + 1).tolist(),
         ).write(self.files.folder.parent.parent / PREDICTIONS)
-
-    def _may_go_on(self) -> bool:
-        """Return whether the budget covers one more epoch, and what comes after it."""
-        if not covers_epoch(self.plan, self.data.split, self.ledger):
-            return False
-        # A party that calls and never joins holds no run up: each session does an epoch.
-        if self.presence is not None and self.primary.epoch > self.plan.facts.resume_epoch:
-            self.presence.let_back()
-        return True
 
     def _save_and_countersign(self, mark: EpochMark) -> None:
         self._save(mark)
@@ -550,7 +530,6 @@ def measure_run(
         links=run.links,
         announced_keys=run.linked.announced,
         linked_rows=run.linked_rows,
-        absences=None if run.presence is None else run.presence.absences() or None,
         run=run.plan.facts.run,
         ledger=str(run.files.run_ledger.relative_to(folder)),
         version=__version__,

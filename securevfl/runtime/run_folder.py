@@ -68,9 +68,6 @@ class PrivacyFigures:
     releases: int
     row_releases: int
     secondaries: int
-    least_secondaries: int | None = None
-    """Fewest secondaries that may take part, where the run continues without a lost one; the
-    noise and every epsilon are reckoned for the worst number from these to all."""
     gradient_noise_multiplier: float | None = None
     """Like the next three, of dp-trained encoders alone."""
     gradient_noise_std: float | None = None
@@ -162,9 +159,6 @@ class RunFigures:
     :class:`securevfl.core.progress.LinkedRowsCounted`; None where nothing was said."""
     announced_keys: Mapping[str, int] | None = None
     """How many keys each secondary announced in private set intersection, between processes."""
-    absences: Sequence[Mapping[str, Any]] | None = None
-    """Secondaries that were absent: ``party``, ``from_epoch``, and ``to_epoch``, None if it did not
-    come back before the end. After the last epoch come the test rows."""
     run: str
     """The run's id, by which ledgers know it."""
     ledger: str
@@ -347,7 +341,6 @@ def privacy_figures(plan: RunPlan, ledger: Ledger) -> PrivacyFigures:
         releases=ledger.rounds,
         row_releases=ledger.row_releases,
         secondaries=releases.parties,
-        least_secondaries=config.least_in_training if config.continues_on_loss else None,
         gradient_noise_multiplier=privacy.update_noise_ratio * releases.release_multiplier(tau)
         if trained_behind_noise
         else None,

@@ -192,13 +192,6 @@ class Program:
         return cls(path=path.resolve(), function=function, digest=digest)
 
 
-@dataclass(frozen=True, kw_only=True)
-class RejoinDue:
-    """How a session ends between two epochs, so that some who were lost come back."""
-
-    parties: tuple[str, ...]
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PartyJob(RunOptions):
     """The job of a party's process, with the options of its run."""
@@ -228,8 +221,6 @@ class PartyJob(RunOptions):
     """True if this party was in an earlier session of the run, which was lost or broken off."""
     may_be_second: bool = False
     """True if the session already had a party of this name when this one first called."""
-    awaited: tuple[str, ...] = ()
-    """Secondaries for whom the session before was broken off, so that they can come back."""
 
     @property
     def returning(self) -> bool:
@@ -240,14 +231,13 @@ class PartyJob(RunOptions):
     def join_timeout_s(self) -> float:
         """Seconds that all parties may take to join, or to come back after a loss.
 
-        Whoever comes back to a run that has gone on without it waits for an epoch to end. Whoever
-        calls while one of its name is there waits until the primary would know that one for lost.
+        Whoever calls while one of its name is there waits until the primary would know that one
+        for lost.
         """
         waits = self.config.waits
         if self.may_be_second:
             return waits.second_s
-        back = self.after_loss or (self.resume and self.config.continues_on_loss)
-        return waits.return_s if back else waits.join_s
+        return waits.return_s if self.after_loss else waits.join_s
 
     @property
     def folder(self) -> Path:

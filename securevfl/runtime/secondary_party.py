@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 from securevfl.config.rules import require_enough_records
-from securevfl.core.conventions import PRIMARY_RANK
 from securevfl.core.errors import ProtocolError
 from securevfl.core.files import write_json
 from securevfl.core.progress import PartyDone, Warned, event_fields
@@ -21,9 +20,9 @@ from securevfl.federation.rounds.recording import recording
 from securevfl.federation.rounds.secondary import EpochSaver, Secondary
 from securevfl.federation.run_plan import RunPlan, plan_prediction, plan_run
 from securevfl.federation.saved_model import FOLDER, SavedModel, load_model
-from securevfl.federation.session.handshake import Joined, own_epoch
+from securevfl.federation.session.handshake import Joined
 from securevfl.federation.session.party_files import PartyFiles
-from securevfl.federation.session.peers import Handler, Next, Reply, StageEnd
+from securevfl.federation.session.peers import Handler, Next, Reply
 from securevfl.federation.stage import SecondaryContext, secondary_parts
 from securevfl.ledger.chain import now
 from securevfl.ledger.countersigning import (
@@ -48,7 +47,6 @@ from securevfl.runtime.party import (
 )
 from securevfl.runtime.prediction_session import KeptSecondary, prediction_spec
 from securevfl.runtime.run_folder import OWN_FACTS, write_explanation
-from securevfl.runtime.run_options import RejoinDue
 from securevfl.transport.message import Done, StarKind
 from securevfl.version import __version__
 
@@ -127,8 +125,8 @@ def secondary_session(
             session.close()
 
 
-def run_secondary(party: PartySession) -> RejoinDue | None:
-    """Run a secondary to the end, or to where all join another session.
+def run_secondary(party: PartySession) -> None:
+    """Run a secondary to the end.
 
     Raises:
         SecureVflError: Any failure, here or at another party.
@@ -144,7 +142,6 @@ def run_secondary(party: PartySession) -> RejoinDue | None:
     run = party.resumed_run()
     with secondary_session(party, run=run) as session:
         facts = session.star.facts
-        party.tell_presence(facts)
         plan = plan_run(config, facts)
         party.open_ledger(plan)
         if not run:
@@ -157,23 +154,12 @@ def run_secondary(party: PartySession) -> RejoinDue | None:
         # Before the first release, so that a run that is cut off has a page too.
         write_json(party.job.folder / OWN_FACTS, page)
         plan = _align_plan(session, plan)
-        epoch = plan.facts.resume_epoch
-        away = own_epoch(files.checkpoints.epochs(), plan.facts) < epoch
         secondary = begin_secondary(
             plan, party.job.name, table, linked, files, device=party.job.device
         )
         secondary.log = files.log
         try:
-            if not _serve_recorded(
-                session,
-                plan,
-                table,
-                secondary,
-                linked,
-                countersigning,
-                came_back=epoch if away else 0,
-            ):
-                return RejoinDue(parties=())
+            _serve_recorded(session, plan, table, secondary, linked, countersigning)
             save_secondary(plan, table, linked, secondary, files.ledger, folder=files.folder)
             write_explanation(files.folder, secondary.explanation())
         finally:
@@ -192,7 +178,6 @@ def run_secondary(party: PartySession) -> RejoinDue | None:
     )
     write_json(party.job.folder / OWN_FACTS, {**page, "ended": now(), "bytes_sent": sent})
     party.observe(PartyDone(epsilon=ledger.epsilon_spent, total_epsilon=ledger.total))
-    return None
 
 
 def _link(session: SecondarySession, plan: RunPlan, table: PartyTable) -> LinkedSecondary:
@@ -281,9 +266,7 @@ def _serve_recorded(
     secondary: Secondary,
     linked: LinkedSecondary,
     countersigning: Countersigning,
-    *,
-    came_back: int,
-) -> bool:
+) -> None:
     """Serve as :func:`_serve` does, and record what comes where that is asked for."""
     job, run = session.party.job, plan.facts.run
     with recording(
@@ -292,11 +275,10 @@ def _serve_recorded(
         if recorder is not None:
             samples = plan.config.privacy.sampling_rate < 1
             recorder.attend(secondary, samples=samples)
-        done = _serve(session, plan, table, secondary, linked, countersigning, came_back=came_back)
+        _serve(session, plan, table, secondary, linked, countersigning)
         if recorder is not None:
             recorder.hold_secondary(secondary, batch=plan.config.training.batch_size)
             recorder.hold_keys(table)
-        return done
 
 
 def _serve(
@@ -306,15 +288,10 @@ def _serve(
     secondary: Secondary,
     linked: LinkedSecondary,
     countersigning: Countersigning,
-    *,
-    came_back: int,
-) -> bool:
-    """Answer stages and rounds of the primary; return whether the run is done.
-
-    It is not where all parties join another session.
-    """
+) -> None:
+    """Answer stages and rounds of the primary, until the run is done."""
     party, star = session.party, session.star
-    keeper = EpochSaver(secondary, party.files.checkpoints, came_back=came_back)
+    keeper = EpochSaver(secondary, party.files.checkpoints)
 
     def end_epoch(mark: messages.EpochMark) -> None:
         keeper(mark)
@@ -323,10 +300,6 @@ def _serve(
 
     def answer(request: CountersignRequest, _reply: Reply) -> Next:
         return Done if countersigning.answer(request) else None
-
-    def end_session(_rejoin: messages.Rejoin, _reply: Reply) -> Next:
-        secondary.validator.validate_rejoin()
-        return StageEnd
 
     waits, ranks = plan.config.waits, tuple(plan.secondaries)
     answering = partial(
@@ -357,11 +330,7 @@ def _serve(
     # DONE is due after the end's heads and at no other time.
     handlers[CountersignRequest] = Handler(answer)
     handlers[Done] = replace(handlers[Done], follows=True)
-    if plan.config.continues_on_loss:
-        absent = sorted(set(plan.ranks.values()) - {PRIMARY_RANK, *ranks})
-        handlers[messages.Rejoin] = Handler(end_session, lambda: {"absent": absent})
-    ended = answering(handlers, follow_s=waits.answer.for_primary_s)
-    return not isinstance(ended, messages.Rejoin)
+    answering(handlers, follow_s=waits.answer.for_primary_s)
 
 
 def serve_as_secondary(party: PartySession) -> None:

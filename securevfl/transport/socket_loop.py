@@ -6,14 +6,13 @@ origin, is stored, sent to every peer that can be reached, and raised by every w
 
 import errno
 import ipaddress
-import math
 import os
 import selectors
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -33,7 +32,6 @@ from securevfl.transport.connection import (
 from securevfl.transport.framing import FrameReader, encode
 from securevfl.transport.message import (
     Failure,
-    FailureKind,
     Leave,
     Message,
     Ping,
@@ -457,7 +455,6 @@ class Doorkeeper:
         self._refusals: dict[tuple[str, str], int] = {}
         self._busy: dict[str, str] = {}
         self._callers: dict[_Caller, None] = {}  # in the order of their calls
-        self._outside: dict[str, float] = {}
         self.loop.selector.register(self.listener, selectors.EVENT_READ, self._accept)
 
     @property
@@ -472,15 +469,6 @@ class Doorkeeper:
     def busy(self) -> Mapping[str, str]:
         """By party: what it does instead, where its last call had another purpose."""
         return dict(self._busy)
-
-    def leave_out(self, names: Collection[str]) -> None:
-        """Refuse these parties from now on; the loop's lock must be held."""
-        self._outside |= dict.fromkeys(names, -math.inf)
-
-    def calling(self, within_s: float) -> tuple[str, ...]:
-        """Return excluded parties that have called within the last ``within_s`` seconds."""
-        since = time.monotonic() - within_s
-        return tuple(name for name, called in self._outside.items() if called >= since)
 
     def tick(self, now: float) -> None:
         """Dismiss callers whose time is over."""
@@ -597,20 +585,8 @@ class Doorkeeper:
         # Held until the party is among the connections, so that the set of parties does not change
         # meanwhile.
         with self.loop.changed:
-            if name in self._outside:
-                self._outside[name] = time.monotonic()
-                reason = (
-                    "is lost to the others, who go on without it; it may join when an epoch ends"
-                )
-                self._turn_away(
-                    caller, connection, name, reason, "lost", note=f"{name} came too late"
-                )
-            elif name in self.loop.connections:
-                reason = (
-                    f"a party of this name has joined already, so this second {name} was refused"
-                )
-                note = f"{name} had joined already"
-                self._turn_away(caller, connection, name, reason, "twice", note=note)
+            if name in self.loop.connections:
+                self._turn_away(caller, connection, name)
             else:
                 self._let_in(caller, connection, name)
 
@@ -636,21 +612,16 @@ class Doorkeeper:
         admitted.unread = True  # TLS may have read the party's first frame with the handshake
         self.loop.add(admitted)
 
-    def _turn_away(
-        self,
-        caller: _Caller,
-        connection: ssl.SSLSocket,
-        name: str,
-        reason: str,
-        kind: FailureKind,
-        *,
-        note: str,
-    ) -> None:
-        # A party may notice its lost connection before the primary does, and call again.
-        abort = encode(Failure(party=name, reason=reason, kind=kind).to_message())
+    def _turn_away(self, caller: _Caller, connection: ssl.SSLSocket, name: str) -> None:
+        """Say to a second one of a name why it is refused.
+
+        A party may notice its lost connection before the primary does, and call again.
+        """
+        reason = f"a party of this name has joined already, so this second {name} was refused"
+        abort = encode(Failure(party=name, reason=reason, kind="twice").to_message())
         for buffer in abort.frame(session=self.session, sender_rank=PRIMARY_RANK, sequence=0):
             connection.send(buffer)  # a few hundred bytes always fit into a new connection's buffer
-        self._refuse(caller, note)
+        self._refuse(caller, f"{name} had joined already")
 
     def _refuse(self, caller: _Caller, reason: str) -> None:
         """Refuse a caller, but read on for a moment, so that a reset does not lose the alert."""

@@ -549,13 +549,6 @@ class Transport:
         self._fail(message.sender, text, "protocol")
 
 
-Enough = Callable[[Collection[str], float], bool]
-"""Called with parties and seconds waited; returns whether they are enough to begin."""
-
-# A party that waits to be let in calls about every second.
-_CALLS_AGAIN_WITHIN_S: Final = 5.0
-
-
 def new_session() -> bytes:
     """Return a random session id; the primary draws one for every start."""
     return secrets.token_bytes(SESSION_BYTES)
@@ -619,20 +612,15 @@ class PrimaryTransport(Transport):
         self,
         deadline_s: float,
         on_join: Callable[[str], None] | None = None,
-        *,
-        enough: Enough | None = None,
-        else_said: str = "",
-    ) -> frozenset[str]:
-        """Wait until all secondaries have joined, or enough of them; return their names.
-
-        Secondaries that are missing then are refused until the session ends.
+        stop: Callable[[float], bool] = lambda _waited_s: False,
+    ) -> None:
+        """Wait until all secondaries have joined, or ``stop`` says so.
 
         Args:
             deadline_s: Seconds to wait for missing secondaries.
             on_join: Called with each party's name, in this thread, as it joins.
-            enough: Called with the joined secondaries and the seconds waited; returns whether to
-                stop waiting. None waits for all.
-            else_said: Addition to the error's text.
+            stop: Called with the seconds waited while some are missing; returns whether to return
+                without them.
 
         Raises:
             PartyAbsentError: Naming missing parties, and refused callers.
@@ -651,37 +639,15 @@ class PrimaryTransport(Transport):
                 if not fresh:
                     waited_s = time.monotonic() - begin
                     missing = [name for name in self.secondaries if name not in announced]
-                    if not missing or (enough is not None and enough(announced, waited_s)):
-                        if self._door is not None:
-                            self._door.leave_out(missing)
-                        return frozenset(announced)
+                    if not missing or stop(waited_s):
+                        return
                     if waited_s >= deadline_s:
-                        self._give_up_joining(announced, deadline_s, else_said)
+                        self._give_up_joining(missing, deadline_s)
                     self._loop.changed.wait(min(deadline_s - waited_s, LONGEST_NAP_S))
             for name in fresh:
                 announced.add(name)
                 if on_join is not None:
                     on_join(name)
-
-    def dismiss(self, name: str, reason: str) -> None:
-        """Dismiss a secondary that has joined, and continue the session without it.
-
-        Args:
-            name: The secondary.
-            reason: The reason, in one sentence without private data.
-
-        Reveals:
-            To that secondary: the reason.
-        """
-        failure = Failure(party=name, reason=reason)
-        with self._loop.changed:
-            connection = self._connection(name)
-            if self._door is not None:
-                self._door.leave_out([name])
-            # The end of its connection is no failure from now on.
-            connection.peer_left = True
-            connection.outgoing.append(Outgoing(encode(failure.to_message())))
-        self._loop.wake()
 
     @property
     def busy(self) -> Mapping[str, str]:
@@ -692,10 +658,6 @@ class PrimaryTransport(Transport):
     def refusals(self) -> list[str]:
         """Refused callers and the reasons, in words."""
         return [] if self._door is None else self._door.refusals
-
-    def calling(self) -> tuple[str, ...]:
-        """Return secondaries that missed the session's start and are calling now."""
-        return () if self._door is None else self._door.calling(_CALLS_AGAIN_WITHIN_S)
 
     def send(self, name: str, message: Message, *, owned: bool = False) -> None:
         """Send a message to one secondary.
@@ -828,11 +790,10 @@ class PrimaryTransport(Transport):
             waiting.discard(message.sender)
             yield message
 
-    def _give_up_joining(self, announced: set[str], deadline_s: float, else_said: str) -> NoReturn:
-        missing = ", ".join(name for name in self.secondaries if name not in announced)
+    def _give_up_joining(self, missing: list[str], deadline_s: float) -> NoReturn:
         refused = "; ".join(self.refusals)
         note = f"; refused meanwhile: {refused}" if refused else ""
-        self._fail(missing, f"did not join within {deadline_s:g} s{else_said}{note}", "absent")
+        self._fail(", ".join(missing), f"did not join within {deadline_s:g} s{note}", "absent")
 
 
 class SecondaryTransport(Transport):

@@ -43,9 +43,6 @@ RUN_STREAM = "securevfl.core.conventions.stream"
 STREAM_ORDER = (RUN_STREAM, ".permutation")
 # What of it may be drawn again by whoever knows the run's seed, which all parties do; or by a test.
 LISTED = {
-    "stages/assist/family.py _build_model": ("trees of a local model", "random_state="),
-    "stages/assist/family.py cross_fit": ("folds of a local model", "random_state="),
-    "stages/assist/parties.py AssistSecondary._fit": ("folds and trees", RUN_SEED),
     "federation/build.py _initialise_model": ("first weights", RUN_SEED, "torch.random.fork_rng"),
     "federation/encoder_fitting.py projection_of": ("a public projection", RUN_SEED),
     "stages/pretraining/augment.py CorruptedFeatures.__call__": ("views", "torch.randint"),

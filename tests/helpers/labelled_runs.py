@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from helpers.assisted import LINEAR
 from helpers.class_means import write_class_means
 from helpers.federations import FROZEN, write_overlapping
 from helpers.labelled_cuda import labelled_cuda, operations
@@ -59,8 +58,6 @@ RUNS: Mapping[str, dict[str, Any]] = {
     "top1sim": {"model": {"family": "top1sim", **NARROW}},
     "avgsim": {"model": {"family": "avgsim", **NARROW, "neighbours": 3}},
     "featuresim": {"model": {"family": "featuresim", **NARROW, "neighbours": 3}},
-    "assist": {"model": {**LINEAR, "label_epsilon": 4.0}},
-    "assist-base": {"model": LINEAR, "base": {"estimator": "linear"}},
     "fet-best": {
         "model": {"dynamic_masking": False, "ranked": False},
         "base": {"estimator": "best"},

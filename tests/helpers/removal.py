@@ -54,7 +54,6 @@ from securevfl.runtime import prediction_session, trained_run
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
-from securevfl.stages.assist import parties as assist_parties
 from securevfl.stages.class_means import class_labels, fitting
 from securevfl.stages.class_means.messages import ClassMeansKind
 from securevfl.transport.message import failure_kind, public_reason
@@ -592,8 +591,6 @@ def whole_run(
             (class_sums.SumFormat, "by_bins", listener.by_bins),
             (class_labels, "randomised_labels", listener.drawn),
             (released_labels, "randomised_labels", listener.drawn),
-            (assist_parties, "randomised_labels", listener.drawn),
-            (assist_parties, "noised_labels", listener.drawn),
             (RoundExchange, "average", listener.released),
             (Exchange, "return_gradient", listener.returned),
             (linking, "linked_primary", listener.linked),

@@ -180,7 +180,6 @@ def promised_figures(privacy: dict[str, Any]) -> dict[str, str]:
         "encoder": "encoder",
         "links per record (m)": "links_per_record",
         "secondaries that may collude with the primary": "colluding",
-        "fewest secondaries that may go on": "least_secondaries",
         "noise multiplier": "noise_multiplier",
         "cells of a released symbol": "cells",
         "noise share of each secondary (standard deviation; of symbols, odds)": "noise_share_std",

@@ -29,7 +29,6 @@ from securevfl.desk.report.overview import (
 from securevfl.desk.report.plots import Section, section_of
 from securevfl.desk.report.secondary_page import TEMPLATES, write_secondary_pages
 from securevfl.federation.run_plan import predictions_in_words
-from securevfl.federation.session.membership import absences_in_words
 from securevfl.models.task_metrics import metrics_of
 from securevfl.runtime import run_folder
 
@@ -78,7 +77,6 @@ def write_report(run: Path, config: FederationConfig | None = None) -> Path:
         mistakes=_mistakes(evaluation),
         meanings=metrics_of(metrics["task"], metrics["metric"]),
         contribution=None if measured is None else _contribution(measured),
-        absences=absences_in_words(metrics.get("absences", ()), epochs=metrics["epochs"]),
         links=run_folder.links_of_run(metrics),
         digest=config.digest,
         parties=party_lines(run, config, metrics),

@@ -38,7 +38,6 @@ PAGE: Final = "report.html"
 _PLAIN: Final = {
     "aggregates": "Numbers that a model made of your records, added up with the other partners'",
     "masks": "Random numbers that hide your part of each sum",
-    "who takes part": "Whether you were there",
     "positional-encoding averaging": "Weights of how keys are encoded, averaged over partners",
     "linkage": "What it takes to find which records belong to which rows",
     "number of linked rows": "How many of the primary's rows have a record of yours",

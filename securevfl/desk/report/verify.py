@@ -215,16 +215,12 @@ def _check_signatures(evidence: _Evidence) -> None:
 def _check_heads(evidence: _Evidence, file: _File) -> None:
     """Compare a ledger with the other parties' countersigned statements."""
     agreed = 0
-    # Who is lost for good leaves the copy of a session before.
-    old = not file.live and _ended_without(evidence, file.party)
     for witness in evidence.files:
         if witness.party == file.party:
             continue
         for entry, statement in _statements_about(evidence, file, witness):
             if file.chain.head_at(statement["lines"]) == bytes.fromhex(statement["head"]):
                 agreed += 1
-                continue
-            if old and statement["lines"] > len(file.entries):
                 continue
             difference = f"has {len(file.entries)} lines, and {statement['lines']} were"
             if statement["lines"] <= len(file.entries):
@@ -271,26 +267,9 @@ def _check_end(evidence: _Evidence, file: _File) -> None:
     if "end" in points:
         evidence.note("end", file.party, True, f"{len(points)} points of this run, to its end")
         return
-    if _ended_without(evidence, file.party):
-        text = f"{len(points)} points of this run; it was absent when the others signed its end"
-        evidence.note("end", file.party, None, text)
-        return
     finished = evidence.metrics is not None and not _was_restored(evidence, file.party)
     text = f"{len(points)} points of this run, and its end is not among them"
     evidence.note("end", file.party, False if finished else None, text)
-
-
-def _ended_without(evidence: _Evidence, party: str) -> bool:
-    """Return whether the end of a run was signed without a party that it may lack."""
-    ends = [
-        {statement["party"] for statement in entry["statements"]}
-        for other in evidence.files
-        if other.party != party
-        for entry in _countersigned_entries(other)
-        if entry["run"] == evidence.run and entry["point"] == "end"
-    ]
-    lost = bool(ends) and not any(party in names for names in ends)
-    return evidence.config.continues_on_loss and lost
 
 
 def _check_checkpoints(evidence: _Evidence, party: str) -> None:

@@ -44,7 +44,6 @@ from securevfl.linkage.stage.linking import Linker
 from securevfl.models.alone.margins import BaselineConfig
 from securevfl.models.tasks import TaskHead
 from securevfl.runtime.run_options import warnings_about
-from securevfl.stages.assist.family import AssistConfig, cross_fit
 
 FILL_IN: Final = "# FILL IN:"
 """Beginning of a line to complete."""
@@ -335,7 +334,6 @@ _ROUND_BYTES: Final = 600
 _NETWORK_STEP: Final = 0.6
 # The optimizer's part of a step beside forward and backward; loading one takes longer than a check.
 _UPDATE: Final = 0.3
-_FITTED_ROWS: Final = 200
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -350,8 +348,7 @@ class Costs:
     models, and shown keys."""
 
     step_seconds: float
-    """Measured seconds of one training step of the primary's model on this machine; with assisted
-    boosting, of one round of all secondaries' models on tables like the primary's."""
+    """Measured seconds of one training step of the primary's model on this machine."""
 
     seconds: float
     """Upper bound on the seconds of all epochs and the local baseline, without linking."""
@@ -377,10 +374,10 @@ def estimate_costs(plan: RunPlan, table: PartyTable, keys: KeyTable | None) -> C
     per_row = 8 * plan.cut.words(1024) / 1024
     received = secondaries * releases.row_releases * per_row + releases.rounds * _ROUND_BYTES
     sent = secondaries * (8 * releases.row_releases + releases.rounds * _ROUND_BYTES)
-    steps: float = config.epochs * -(-plan.facts.train_rows // config.training.batch_size)
+    steps: float = config.training.epochs * -(-plan.facts.train_rows // config.training.batch_size)
     if plan.regime.learns:
         positions, width = config.family.cut_shape(config.model)
-        trained = config.epochs * plan.facts.train_rows
+        trained = config.training.epochs * plan.facts.train_rows
         sent += secondaries * 4 * positions * width * trained
     if keys is not None:
         sent += secondaries * _key_bytes(keys)
@@ -388,12 +385,8 @@ def estimate_costs(plan: RunPlan, table: PartyTable, keys: KeyTable | None) -> C
     network = BaselineConfig()
     network_steps = network.epochs * -(-plan.facts.train_rows // network.batch_size)
     parties = 1 + secondaries if plan.regime.learns else 1
-    if isinstance(config.model, AssistConfig):
-        # Beside a fit it is not known what a step of a network takes, which is little.
-        step, steps = secondaries * _fit_seconds(config.model, table, plan), config.epochs
-    else:
-        step = _step_seconds(config, table, plan)
-        steps = steps * parties + _NETWORK_STEP * network_steps
+    step = _step_seconds(config, table, plan)
+    steps = steps * parties + _NETWORK_STEP * network_steps
     return Costs(
         bytes_received=round(received),
         bytes_sent=round(sent),
@@ -411,17 +404,6 @@ def _key_bytes(keys: KeyTable) -> int:
         else:
             total += 8 * len(column)
     return total
-
-
-def _fit_seconds(settings: AssistConfig, table: PartyTable, plan: RunPlan) -> float:
-    """Time the fit of one local model to some made-up rows, and scale it to all of them."""
-    rows = min(_FITTED_ROWS, plan.facts.train_rows)
-    random = np.random.default_rng(0)
-    inputs = random.normal(size=(rows, settings.neighbours * max(1, table.num_features)))
-    residuals = random.normal(size=(rows, settings.outputs)).astype(np.float32)
-    started = time.perf_counter()
-    cross_fit(settings, inputs, residuals, seed=0)
-    return (time.perf_counter() - started) * plan.facts.train_rows / rows
 
 
 def _step_seconds(config: FederationConfig, table: PartyTable, plan: RunPlan) -> float:

@@ -221,9 +221,7 @@ def _as_primary(
 
     star.listen()
     # A little longer than those who come are given, so that what came is told in any case.
-    star.wait_for_parties(
-        wait_s + _ANSWER_S, meet, enough=lambda _joined, waited_s: waited_s >= wait_s
-    )
+    star.wait_for_parties(wait_s + _ANSWER_S, meet, lambda waited_s: waited_s >= wait_s)
     for name in star.secondaries:
         if name in met:
             yield from compare_peer(config, met[name])

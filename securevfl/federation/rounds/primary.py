@@ -138,7 +138,7 @@ BY_ITSELF: Final = "by_itself"
 """The headline metric of the validation rows by the joint model without its base."""
 
 
-def last_gain(head: TaskHead, history: Sequence[Mapping[str, Any]], *, since: int) -> int:
+def last_gain(head: TaskHead, history: Sequence[Mapping[str, Any]]) -> int:
     """Return the last epoch that validated better than all before, averaged or not.
 
     Epoch 0 is none of them: a network that is worse than the base may still be learning, and as
@@ -147,11 +147,10 @@ def last_gain(head: TaskHead, history: Sequence[Mapping[str, Any]], *, since: in
     Args:
         head: The task.
         history: Lines in the order of epochs.
-        since: Epochs that don't count.
     """
-    gained, best = since, dict.fromkeys(("validation", BY_ITSELF), float("nan"))
+    gained, best = 0, dict.fromkeys(("validation", BY_ITSELF), float("nan"))
     for line in history:
-        for name in best.keys() & line.keys() if line["epoch"] > since else ():
+        for name in best.keys() & line.keys() if line["epoch"] > 0 else ():
             if head.is_better(line[name], best[name]):
                 best[name], gained = line[name], line["epoch"]
     return gained
@@ -179,7 +178,6 @@ class PrimaryData(PrimaryInputs):
 
 _STATE: Final = (
     "epoch",
-    "since",
     "best_epoch",
     "best_metric",
     "best_weights",
@@ -193,9 +191,6 @@ _STATE: Final = (
 
 class Primary(TopModel, ABC):
     """The primary's top model on its way to the best epoch, over any exchange."""
-
-    always_asks = False
-    """True if secondaries are asked for test rows even where their answer counts for nothing."""
 
     def __init__(
         self,
@@ -231,9 +226,6 @@ class Primary(TopModel, ABC):
         self.may_go_on: Callable[[], bool] = lambda: True
         """Asked before every epoch: whether the budget still covers it."""
         self.epoch = 0
-        self.since = 0
-        """Epochs after which the secondaries were those that they are now; others are no measure
-        of what these will do, so the best epoch and patience count from there."""
         self.best_epoch = 0
         """0 is the base, where there is one."""
         self.best_metric: float | None = None
@@ -268,7 +260,7 @@ class Primary(TopModel, ABC):
     @property
     def epochs(self) -> int:
         """At most."""
-        return self.plan.config.epochs
+        return self.plan.config.training.epochs
 
     @property
     def best_validation(self) -> Metrics:
@@ -285,20 +277,6 @@ class Primary(TopModel, ABC):
     def best_line(self) -> Mapping[str, Any]:
         """The best epoch's line of the history."""
         return next(line for line in self.history if line["epoch"] == self.best_epoch)
-
-    def continues_with_others(self, since: int) -> None:
-        """Look for the best epoch anew, where the secondaries are others than they were before.
-
-        A run whose training is over stays with the best epoch that it has.
-
-        Args:
-            since: Epochs after which they are those that they are now.
-        """
-        if since <= self.since or self.is_finished or not self.may_go_on():
-            return
-        self.since = since
-        if self.best_epoch <= since:
-            self.best_metric = None
 
     def take_base(self, margins: Float[Tensor, "rows outputs"]) -> None:
         """Weigh outputs with margins of the primary alone from now on.
@@ -356,7 +334,7 @@ class Primary(TopModel, ABC):
     @property
     def is_finished(self) -> bool:
         """Whether the last epoch is done or patience has run out."""
-        gained = last_gain(self.head, self.history, since=self.since)
+        gained = last_gain(self.head, self.history)
         stale = self.epoch - gained >= self.training.patience
         return self.epoch >= self.epochs or (self.best_metric is not None and stale)
 

@@ -507,16 +507,12 @@ class EpochSaver:
 
     secondary: Secondary
     checkpoints: Checkpoints
-    came_back: int = 0
-    """The epoch after which it came back, having missed some; 0 if it did not. Of a best epoch up
-    to then it has no weights, and keeps those that it has."""
 
     def __call__(self, mark: EpochMark) -> None:
         """Do what the mark says."""
         checkpoints, secondary = self.checkpoints, self.secondary
         if mark.restore_best:
-            if mark.epoch > self.came_back:
-                checkpoints.load_best(mark.epoch, secondary.bottom.load_state_dict)
+            checkpoints.load_best(mark.epoch, secondary.bottom.load_state_dict)
             return
         if mark.best:
             checkpoints.save_best(mark.epoch, secondary.weights())

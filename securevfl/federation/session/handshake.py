@@ -13,11 +13,7 @@ from securevfl.config.sections import parse_address
 from securevfl.core.errors import AuthenticationError, ConfigError, ProtocolError
 from securevfl.federation.messages import PROTOCOL_VERSION, RUN_ID, Hello, RoundKind, Welcome
 from securevfl.federation.run_plan import RunFacts
-from securevfl.federation.session.membership import (
-    absent_names,
-    callers_in_predictions,
-    require_active,
-)
+from securevfl.federation.session.membership import callers_in_predictions, require_active
 from securevfl.mpc.masks import KeyOffer, SessionKey
 from securevfl.transport.channels import CallerChannels, Kinds, SealedChannel
 from securevfl.transport.connection import TransportLimits
@@ -136,9 +132,7 @@ def require_own_run(
 ) -> None:
     """Refuse a primary that wants a secondary to go on from what it does not have.
 
-    A secondary that believed it would mix two runs, or release a run's rows afresh. Where a run
-    goes on without a secondary that is lost, one that comes back goes on from the epoch that it
-    has (:func:`own_epoch`), for the others have gone further.
+    A secondary that believed it would mix two runs, or release a run's rows afresh.
 
     Args:
         config: The federation file.
@@ -158,10 +152,8 @@ def require_own_run(
     if not run or facts.predicts:
         return
     saves = config.regime.saves_epochs
-    behind = config.continues_on_loss and max(epochs, default=0) < facts.resume_epoch
-    wants = {} if behind or not saves else {"epoch": (facts.resume_epoch, epochs)}
+    wants = {"epoch": (facts.resume_epoch, epochs)} if saves else {}
     wants["stage step"] = (facts.resume_stage, stage_steps)
-
     for what, (number, own) in wants.items():
         if number and number not in own:
             raise ProtocolError(
@@ -174,16 +166,6 @@ def require_own_run(
             f"{primary!r} wants run {run} to begin again, of which this party has epoch "
             f"{max(epochs)}; start another run with another --out"
         )
-
-
-def own_epoch(epochs: Collection[int], facts: RunFacts) -> int:
-    """Return the epoch whose state a secondary takes up; before that of the run, if it was away.
-
-    Args:
-        epochs: Those that it could resume.
-        facts: Where the run goes on.
-    """
-    return max((epoch for epoch in epochs if epoch <= facts.resume_epoch), default=0)
 
 
 def _require_same_purpose(config: FederationConfig, facts: RunFacts, *, predicts: bool) -> None:
@@ -246,8 +228,7 @@ def open_welcome(
         require_active(config, facts.active, rank=key.offer.rank, predicts=facts.predicts)
         if facts.predicts:
             return list(callers_in_predictions(config, facts.active))
-        absent = absent_names(config, facts.active)
-        return [party.name for party in config.callers if party.name not in absent]
+        return [party.name for party in config.callers]
 
     opened = Welcome.from_message(message, callers=callers)
     offers = {}

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
 import numpy as np
-from jaxtyping import Int64
 
 from securevfl.core.errors import ProtocolError
 from securevfl.federation.messages import EpochMark, RoundPlan
@@ -72,7 +71,7 @@ class SessionLimits:
                 "test": facts.test_rows,
             },
             batch_size=training.batch_size,
-            epochs=plan.config.epochs,
+            epochs=plan.config.training.epochs,
             rank=plan.ranks[party],
             ranks=tuple(sorted(plan.secondaries)),
             active=plan.active,
@@ -170,19 +169,9 @@ class RequestValidator:
         return self._epoch + 1
 
     @property
-    def next_epoch(self) -> int | None:
-        """The epoch that is under way, or comes next; None where training is over."""
-        return None if self._testing or self._epoch >= self.limits.epochs else self.epoch
-
-    @property
     def has_predicted(self) -> bool:
         """Whether every row of a request for predictions was asked for."""
         return self._seen.get("predict") == self.limits.rows - self.limits.first_row
-
-    def used_for_another(self, part: Part, rows: Int64[np.ndarray, " some"]) -> bool:
-        """Return whether some of the rows belong to another part of the table."""
-        known = self._part_of_row[rows]
-        return bool(((known != _NOBODY) & (known != _PARTS.index(part))).any())
 
     def validate_average(self, round_number: int) -> None:
         """Take an average of positional encodings into account, or refuse it.
@@ -241,15 +230,6 @@ class RequestValidator:
         if self._seen and not self._testing and self.limits.single_pass is None:
             raise ProtocolError(f"the primary ends the run within epoch {self._epoch + 1}")
 
-    def validate_rejoin(self) -> None:
-        """Take the end of a session between two epochs into account, or refuse it.
-
-        Raises:
-            ProtocolError: If it comes within an epoch, or in testing.
-        """
-        if self._seen or self._testing:
-            raise ProtocolError(f"the primary ends the session within epoch {self._epoch + 1}")
-
     def _require_new(self, round_number: int) -> None:
         if round_number <= self.last_round:
             raise ProtocolError(
@@ -298,7 +278,7 @@ class RequestValidator:
         self._require_pass(part, plan, of=self.limits.part_rows[part], where=where)
         own = _PARTS.index(part)
         known = self._part_of_row[plan.rows]
-        if self.used_for_another(part, plan.rows):
+        if ((known != _NOBODY) & (known != own)).any():
             raise ProtocolError(
                 f"{where}: the primary asks for rows for {part} that it used for another purpose"
             )

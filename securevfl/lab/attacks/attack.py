@@ -183,8 +183,6 @@ class Evidence:
     @property
     def label_channel(self) -> str | None:
         """Channel through which encoders have learned labels; None if there is none."""
-        if not self.config.family.learns_by_gradients:
-            return "residuals"
         if self.config.regime.learns:
             return "gradients"
         return "labels that class means are fitted to" if self.config.encoder_reads_labels else None

@@ -164,20 +164,6 @@ _KNOWN: Final = 10
 """Labels of each class that the attacker by row numbers knows."""
 
 
-def _residual_signs(evidence: Evidence, _seeds: int) -> Iterator[attack.Leak]:
-    """Yield the success of the first round's residuals."""
-    require_labels(evidence)
-    views = list(evidence.secondaries.values())[:1]
-    lines = [line for view in views for line in view.of_kind("RESIDUALS") if line["epoch"] == 1]
-    if not lines:
-        raise UnavailableError("no secondary received residuals")
-    rows = np.concatenate([line["rows"].numpy() for line in lines])
-    scores = np.concatenate([line["residuals"].numpy() for line in lines]).astype(np.float64)
-    if scores.shape[1] == 1:
-        scores = np.hstack([-scores, scores])
-    yield label_leak(evidence, [Guess(rows, scores)], attacker=views[0].name, channel="residuals")
-
-
 def _class_sums(evidence: Evidence, _seeds: int) -> Iterator[attack.Leak]:
     """Yield, for each secondary, the success of its own class means on training rows.
 
@@ -238,9 +224,6 @@ def _row_numbers(evidence: Evidence, seeds: int) -> Iterator[attack.Leak]:
         known=f"{_KNOWN} labels of each class",
     )
 
-
-RESIDUAL_SIGNS = attack.Attack("residuals", "labels", _residual_signs)
-"""Attack by the sign of a row's first residual, or the class whose residual is largest."""
 
 CLASS_SUMS = attack.Attack("class-sums", "labels", _class_sums)
 """Attack by the largest number of a class-mean encoder, which names the class."""

@@ -46,7 +46,9 @@ def _residuals(evidence: Evidence) -> Float64[np.ndarray, "rows numbers"]:
     if len(rows) < 2:
         raise UnavailableError("no average came from the encoders of the run's end")
     if any(len(line["active"]) < evidence.parties for line in evidence.primary.lines):
-        raise UnavailableError("secondaries were absent, and the noise was another then")
+        raise UnavailableError(
+            "not all secondaries answered each round, and the noise was another then"
+        )
     return (averages - evidence.without_noise(rows)) / evidence.noise_deviation
 
 

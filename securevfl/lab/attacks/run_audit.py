@@ -38,7 +38,6 @@ def all_attacks(
         labels.MODEL_COMPLETION,
         labels.OWN_CLUSTERS,
         labels.CLASS_SUMS,
-        labels.RESIDUAL_SIGNS,
         labels.ROW_NUMBERS,
         RECONSTRUCTION,
         COLUMN_MEANS,

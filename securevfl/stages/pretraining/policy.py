@@ -54,10 +54,6 @@ class PretrainingPolicy(StagePolicy):
         """Return that projections of aligned rows carry no noise."""
         return _without_noise(config, "averages of projections")
 
-    def why_all_take_part(self, config: FederationConfig) -> str:
-        """Return that encoders learn from one another."""
-        return f"{config.family.name!r} pretrains encoders, which takes all parties"
-
     def channels(self, config: FederationConfig) -> Iterator[Channel]:
         """Yield what pretraining exchanges."""
         if "cross" in config.family.pretraining:

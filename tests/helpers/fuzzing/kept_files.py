@@ -21,11 +21,10 @@ from helpers.kept import FEATURES, KEYS, kept, write_kept_run
 from securevfl.config.federation import FederationConfig
 from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.federation.build import build_top
-from securevfl.federation.checkpoint import PRESENCE, Checkpoints, StateFolder
+from securevfl.federation.checkpoint import Checkpoints, StateFolder
 from securevfl.federation.rounds.cached_release import CachedRelease
 from securevfl.federation.rounds.kept_rounds import CachedRows
 from securevfl.federation.saved_model import SavedModel, load_model
-from securevfl.federation.session.membership import Presence, absences_in_words
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.links import LinkTable, SimilarityScale
 from securevfl.linkage.sampling import FixedLinks
@@ -34,7 +33,7 @@ from securevfl.linkage.stage.noised_similarities import SimilarLinks
 from securevfl.models.alone.margins import MarginModel, NetworkModel
 from securevfl.models.layers import MLP
 
-_STATES: Final = ("epoch-1.pt", "released/1.pt", "release.pt", "answers/1.pt", PRESENCE)
+_STATES: Final = ("epoch-1.pt", "released/1.pt", "release.pt", "answers/1.pt")
 
 
 def _layer() -> torch.nn.Linear:
@@ -64,7 +63,6 @@ def _state_seeds() -> list[bytes]:
             "digest": "d" * 64,
         },
         {"place": 0, "rows": rows, "words": torch.arange(5)},
-        {"spans": [[0, [1, 2]], [3, [2]]]},
     )
     return [
         moded(SEALED | number << 1, _saved({**stamp, "state": state}))
@@ -139,20 +137,11 @@ def _read_answer(files: StateFolder) -> None:
         kept.keep_answer(np.arange(3), words)
 
 
-def _read_presence(files: StateFolder) -> None:
-    presence = Presence(files, {1: "bank", 2: "shop"})
-    absences_in_words(presence.absences(), epochs=4)
-    if presence.spans:
-        presence.begin(after=4, active=(1,))
-        unlike("spans", presence.spans, Presence(files, {1: "bank", 2: "shop"}).spans)
-
-
 _STATE_READERS: Final[Mapping[str, Callable[[StateFolder], None]]] = {
     "epoch-1.pt": _read_epoch,
     "released/1.pt": _read_rows,
     "release.pt": _read_release,
     "answers/1.pt": _read_answer,
-    PRESENCE: _read_presence,
 }
 
 

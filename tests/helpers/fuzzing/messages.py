@@ -19,7 +19,6 @@ from securevfl.federation.messages import (
     Mean,
     PredictRequest,
     Ready,
-    Rejoin,
     RoundPlan,
     Share,
     TrainingRows,
@@ -41,7 +40,6 @@ from securevfl.linkage.stage.messages import (
 )
 from securevfl.mpc.dealt_sums import SEED_BYTES, DealtFor
 from securevfl.mpc.dealt_tuples import TupleRequest
-from securevfl.stages.assist.messages import ModelFitted, Residuals, Step
 from securevfl.stages.bloom.by_codes import Codes
 from securevfl.stages.class_means.messages import (
     ClassMeansCall,
@@ -151,8 +149,6 @@ READS: Final = (
     _read(Gradient(round_number=1, gradient=_FLOATS), shape=(2, 4)),
     _read(Mean(round_number=1, values={"weight": _FLOATS}), shapes={"weight": (2, 4)}),
     _read(EpochMark(epoch=3, best=True, restore_best=False)),
-    _read(Residuals(epoch=1, rows=np.arange(2), residuals=_FLOATS), outputs=4),
-    _read(Step(epoch=1, step=0.5)),
     _read(
         Memories(
             parties=("agency", "bank"),
@@ -178,7 +174,6 @@ READS: Final = (
         senders=("bank",),
     ),
     _read(CountersignRequest(point="end")),
-    _read(Rejoin(ranks=(2,)), absent=(2, 3)),
     _read(PredictRequest(run=_RUN, rows=5, predicted_rows=3, active=(1, 2))),
     _read(Linked()),
     _read(OwnSimilarities(similarities=_FLOATS), rows=2, neighbours=4),
@@ -278,7 +273,6 @@ READS: Final = (
     _read(ClassMeansNoise(words=_WORDS), bins=2, numbers=3),
     _read(ClassMeansMasked(words=_WORDS.reshape(1, 2, 3)), rows=1, bins=2, numbers=3),
     _read(ClassMeansSums(sums=_NUMBERS), bins=2, numbers=3),
-    _read(ModelFitted()),
     _read(Ready()),
     _read(ClassMeansCall()),
     _read(ClassMeansDone()),

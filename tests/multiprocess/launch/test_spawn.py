@@ -165,44 +165,6 @@ def test_the_deadline_ends_all(tmp_path):
                grace_s=0.2)  # fmt: skip
 
 
-def test_who_may_be_missing_neither_fails_the_run_nor_keeps_it(tmp_path):
-    """The others end well, and then those are ended; one that may not be missing still counts."""
-    commands = [
-        command(tmp_path, "agency", "time.sleep(0.5)\n"),
-        command(tmp_path, "hung", FOREVER),
-        command(tmp_path, "lost", "sys.exit(3)\n"),
-    ]
-    exits = run_party_processes(
-        commands, deadline_s=DEADLINE_S, may_be_missing=lambda name: name in ("hung", "lost")
-    )
-    assert exits["agency"].exit_code == 0
-    assert exits["lost"].exit_code == 3
-    assert exits["hung"].exit_code != 0
-    with pytest.raises(PartyFailedError, match=r"^lost: exited with 3"):
-        run_party_processes(
-            commands,
-            deadline_s=DEADLINE_S,
-            may_be_missing=lambda name: name == "hung",
-            grace_s=0.2,
-        )
-
-
-@pytest.mark.parametrize("code", [1, 2, 4])
-def test_an_error_of_its_own_ends_the_run_whoever_has_it(tmp_path, code):
-    """A table that does not fit is said at once, not when the others are tired of waiting."""
-    commands = [
-        command(tmp_path, "agency", FOREVER),
-        command(tmp_path, "bank", f"sys.exit({code})"),
-    ]
-    with pytest.raises(SecureVflError, match=rf"^bank: exited with {code}"):
-        run_party_processes(
-            commands,
-            deadline_s=DEADLINE_S,
-            may_be_missing=lambda name: name == "bank",
-            grace_s=0.2,
-        )
-
-
 def test_a_bug_in_the_display_leaves_no_process(tmp_path):
     """When the receiver of reports raises, its error comes through and the parties are ended."""
     pids = []

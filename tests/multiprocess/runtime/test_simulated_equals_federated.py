@@ -4,10 +4,8 @@ import json
 import tomllib
 from pathlib import Path
 
-import pandas as pd
 import pytest
 import torch
-from helpers.assisted import TREES, write_assisted
 from helpers.fitted_once import FOLDER_VARIABLE
 
 from research.scale.wire import Bytes, WiredRun
@@ -246,16 +244,3 @@ def _require_bytes_of_the_formula(path: Path, out: Path, metrics: dict) -> None:
         total += run.total(name)
         assert Bytes(**metrics["bytes"][name]) == run.total(name)
     assert Bytes(**metrics["bytes"]["agency"]) == Bytes(sent=total.received, received=total.sent)
-
-
-def test_assisted_boosting_is_the_same_between_processes(tmp_path: Path) -> None:
-    """Residuals, scores and steps over wires: equal losses, and equal predictions at the end."""
-    path = write_assisted(tmp_path, model=TREES)
-    losses, metrics = federated_losses(path, tmp_path / "federated")
-    alone = simulated(path, tmp_path / "simulated")
-    assert losses == pytest.approx(alone.losses, abs=2**-14)
-    assert len(losses) == 2 * 3  # two rounds of 84 rows, 32 at a time
-    assert metrics["test"] == pytest.approx(alone.metrics["test"])
-    files = [tmp_path / one / "predictions.csv" for one in ("federated", "simulated")]
-    first, second = (pd.read_csv(file) for file in files)
-    pd.testing.assert_frame_equal(first, second, atol=1e-4)

@@ -104,25 +104,6 @@ def test_helpers_stay_as_long_as_they_may_be_needed_again(tmp_path: Path) -> Non
     assert processes_of(out) == {}
 
 
-def test_a_run_that_goes_on_without_a_hung_party_does_not_wait_for_it_in_the_end(
-    tmp_path: Path,
-) -> None:
-    """Nor does it fail with it: the launcher ends the process, and the figures say who was gone."""
-    out = tmp_path / "run"
-    path = write_federation(
-        tmp_path,
-        secondaries=3,
-        rows=60,
-        training={"epochs": EPOCHS, "batch_size": 16},
-        runtime={"on_loss": "continue", "continue_after_s": 0.2, "silence_timeout_s": 3.0},
-    )
-    watcher = Watcher({2: kill(out, "bank-3", signal.SIGSTOP)})
-    found = sv.train(path, out=out, observe=watcher)
-    assert found.metrics["epochs"] == EPOCHS
-    assert found.metrics["absences"] == [{"party": "bank-3", "from_epoch": 2, "to_epoch": None}]
-    assert processes_of(out) == {}
-
-
 def test_a_party_that_stood_still_comes_back_by_itself(tmp_path: Path) -> None:
     """The others close the session when it is silent; what it reads then, it takes as the end."""
     path = federation(tmp_path, silence_timeout_s=3.0)

@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from helpers.assisted import LINEAR
 from helpers.lines import link_as_threads
 from helpers.linking import HELPERS, RANGES, SHORT_KEY, hidden_spec
 from helpers.removal import WholeRun, whole_run
@@ -232,7 +231,6 @@ def test_a_resumed_run_shows_no_more(name: str, rounds: int, tmp_path: Path) -> 
 
 FAMILY_RUNS: dict[str, dict[str, Any]] = {
     "fet": {"model": POOLED},
-    "assist": {"model": LINEAR, "privacy": TRAINED},
     **{
         name: {"model": {"family": name, **PAIR}, "privacy": TRAINED}
         for name in ("exact", "top1sim")
@@ -250,7 +248,7 @@ FAMILY_RUNS: dict[str, dict[str, Any]] = {
         for name in ("fedhssl", "fedgssl", "fedcssl", "fedlocalssl", "fedsplitnn")
     },
 }
-REFUSED = {"assist", "fedsim", "featuresim", "fedhssl", "fedgssl", "fedcssl"}
+REFUSED = {"fedsim", "featuresim", "fedhssl", "fedgssl", "fedcssl"}
 """What a promise refuses, before keys are linked."""
 
 

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from helpers.assisted import LINEAR, write_assisted
 from helpers.federations import FROZEN
 from helpers.removal import whole_run
 
@@ -158,13 +157,6 @@ def test_one_label_moves_as_many_rows_as_its_promise_counts(
     assert facts.train_rows == len(training)
 
 
-ASSISTED: dict[str, tuple[dict[str, Any], float]] = {
-    "binary": ({"outputs": 1}, 0.0),
-    "multiclass": ({"outputs": 3}, 2.0),
-    "regression": ({"outputs": 1, "label_lower": -4.0, "label_upper": 4.0}, 1e12),
-}
-
-
 def with_other_label(
     config: FederationConfig, tables: Mapping[str, PartyTable], value: float
 ) -> dict[str, PartyTable]:
@@ -176,35 +168,6 @@ def with_other_label(
     labels = own.labels.copy()
     labels[row] = value
     return {**tables, "agency": dataclasses.replace(own, labels=labels)}
-
-
-@pytest.mark.parametrize("task", ASSISTED)
-@pytest.mark.parametrize("base", ["none", "linear"])
-def test_assistants_hear_of_one_draw_of_one_label(task: str, base: str, tmp_path: Path) -> None:
-    """Of a mechanism's input one number is another; given its draw, all they receive is equal."""
-    model, value = ASSISTED[task]
-    path = write_assisted(
-        tmp_path,
-        rows=ROWS,
-        federation={"task": task},
-        model={**LINEAR, "label_epsilon": 2.0, **model},
-        base={"estimator": base},
-        training={"batch_size": 16},
-    )
-    source = tomllib.loads(path.read_text())
-    source["training"].pop("split", None)
-    if task == "binary":
-        frame = pd.read_csv(tmp_path / "agency.csv")
-        frame["y"] = frame["y"].clip(upper=1)
-        frame.to_csv(tmp_path / "agency.csv", index=False)
-    config = read_federation(save_federation(tmp_path, source))
-    tables = read_tables(config, tmp_path)
-    here = whole_run(config, tables, tmp_path / "here")
-    other = with_other_label(config, tables, value)
-    there = whole_run(config, other, tmp_path / "there", before=here)
-    assert here.labels_moved(there) == (1, 0.0)
-    assert here.label_epsilons == [config.label_epsilon]
-    assert there.heard_by_secondaries() == here.heard_by_secondaries()
 
 
 @pytest.mark.parametrize("labels", ["randomised", "shares"])

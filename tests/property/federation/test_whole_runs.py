@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from helpers.assisted import LINEAR
 from helpers.removal import WholeRun, whole_run
 
 from securevfl import read_federation
@@ -61,10 +60,6 @@ RUNS: dict[str, dict[str, Any]] = {
         "model": {**POOLED, "dropout": 0.2},
         "privacy": {**PRIVACY, "encoder": "dp-trained"},
     },
-    "assist": {
-        "model": {**LINEAR, "label_epsilon": 2.0},
-        "privacy": {"mechanism": "none", "encoder": "trained"},
-    },
     "entity": {
         "model": DIRECTIONS,
         "encoder": {"method": "random"},
@@ -84,8 +79,6 @@ MECHANISMS = {
     "class means, randomised": {"rows", "class sums"},
     "scores, shares": {"symbols", "ranks", "class sums"},
     "dp-trained": {"rows", "update"},
-    # Labels alone have a promise.
-    "assist": {"linked rows"},
     "entity": {"rows"},
     "entity, counted": {"rows"},
 }

@@ -63,7 +63,7 @@ def test_a_networks_family_does_not_go_with_what_is_chosen(tmp_path: Path) -> No
         read(tmp_path, model={"family": "fet", "top": "additive"})
 
 
-@pytest.mark.parametrize("family", ["avgsim", "assist", "fedsplitnn"])
+@pytest.mark.parametrize("family", ["avgsim", "fedsplitnn"])
 def test_equal_ids_are_linked_one_to_one_unless_the_file_says_more(
     family: str, tmp_path: Path
 ) -> None:

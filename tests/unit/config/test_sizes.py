@@ -29,11 +29,11 @@ NEEDED: dict[type[Any], dict[str, Any]] = {
     PartySettings: {"name": "n", "role": "secondary", "data": "n.csv", "key": ["id"]},
     LinkageSettings: {"protection": "none"},
     EncoderSettings: {"method": "principal"},
-    RuntimeSettings: {"on_loss": "continue"},
 }
 SECTIONS = [
     *NEEDED,
     PredictionSettings,
+    RuntimeSettings,
     TrainingSettings,
     PretrainingSettings,
     BaselineConfig,

@@ -34,8 +34,6 @@ def test_k_secondaries_together_are_one_release_of_root_k_mu() -> None:
 def test_drawn_once_is_the_same_against_all() -> None:
     """Together they see what each sees; sums of each one's own add up."""
     assert randomised(2.0).together == 2.0
-    drawn = LabelRelease(mechanism="noised", epsilon=2.0, delta=DELTA, parties=4)
-    assert drawn.together == 2.0
     assert shares(2.0).together == labels_together(2.0, DELTA, 4)
     assert SHOWN.together is None
 

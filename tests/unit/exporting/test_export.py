@@ -13,7 +13,6 @@ import onnxruntime
 import pandas as pd
 import pytest
 import torch
-from helpers.assisted import write_assisted
 from helpers.command_line import securevfl
 from helpers.federations import FROZEN
 from helpers.kept import FEATURES, kept, write_kept_run
@@ -223,12 +222,6 @@ def test_a_primary_with_labels_alone_has_a_half_too(tmp_path: Path) -> None:
         assert [one.party for one in written] == ["agency", "bank-1", "bank-2"]
         told = json.loads(written[0].path.with_suffix(".json").read_text())
         assert told["features"] == []
-
-
-def test_halves_of_scikit_learn_are_refused_in_one_line(tmp_path: Path) -> None:
-    config = read_federation(write_assisted(tmp_path))
-    with pytest.raises(ConfigError, match="go into none of the formats; use securevfl predict"):
-        export_run(config, tmp_path)
 
 
 def test_the_command_says_what_it_wrote(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -294,9 +294,7 @@ class Quiet:
         raise PartyTimeoutError(f"{deadline_s:g}")
 
 
-@pytest.mark.parametrize(
-    ("on_loss", "seconds"), [("stop", "19"), ("wait", "914"), ("continue", "914")]
-)
+@pytest.mark.parametrize(("on_loss", "seconds"), [("stop", "19"), ("wait", "914")])
 def test_the_primary_gives_up_first_and_says_who_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_loss: str, seconds: str
 ) -> None:

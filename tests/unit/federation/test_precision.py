@@ -200,7 +200,6 @@ def test_a_cut_run_goes_on_and_a_kept_model_answers_as_it_did(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("name", "changes", "said"),
     [
-        ("assist", {}, "training.precision: 'assist' trains no network"),
         ("fet-linear", {}, "training.precision: model.top trains no network"),
         (
             "fet",

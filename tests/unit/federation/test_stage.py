@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from helpers.assisted import write_assisted
 from helpers.class_means import write_class_means
 from helpers.federations import write_overlapping
 
@@ -17,7 +16,6 @@ from securevfl.testing import write_federation
     ("write", "names"),
     [
         (write_federation, []),
-        (write_assisted, ["assist"]),
         (write_class_means, ["class_means"]),
         (write_overlapping, ["pretraining"]),
     ],

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.assisted import LINEAR
 from helpers.federations import FROZEN, write_overlapping
 from helpers.labelled_cuda import labelled_cuda, waits, watched
 from helpers.star import together
@@ -35,7 +34,6 @@ RUNS: Mapping[str, dict[str, Any]] = {
         "privacy": FROZEN,
         "training": SMALL,
     },
-    "assist": {"model": {**LINEAR, "rounds": 1}, "training": {"batch_size": 16}},
     "pretraining": {
         "model": {"family": "fedhssl", "hidden": 8, "encoder_hidden": 8},
         "pretraining": {**SSL, "exchange": "plain"},

@@ -7,7 +7,6 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from helpers.assisted import LINEAR
 from helpers.labelled_cuda import device_of, labelled_cuda, operations
 from helpers.labelled_runs import RUNS, run, write
 
@@ -83,11 +82,10 @@ def cut_in_epoch_2(event: ProgressEvent) -> None:
         raise CutError
 
 
-@pytest.mark.parametrize("name", ["fet", "assist", "fedhssl"])
+@pytest.mark.parametrize("name", ["fet", "fedhssl"])
 def test_a_cut_run_goes_on(name: str, tmp_path: Path) -> None:
     """Whatever was written on the device is read there again: weights, optimizers, streams."""
-    more = {"model": {**LINEAR, "rounds": 2}} if name == "assist" else {"training": {"epochs": 2}}
-    path = write(tmp_path, {**RUNS[name], **more})
+    path = write(tmp_path, {**RUNS[name], "training": {"epochs": 2}})
     with labelled_cuda():
         whole = run(path, tmp_path / "whole", device="cuda")
         with pytest.raises(CutError):

@@ -13,7 +13,6 @@ import pandas as pd
 import pytest
 import torch
 from helpers.altered_mechanisms import SameInEveryRound, scaled, without_noise, wrapped
-from helpers.assisted import write_assisted
 from helpers.class_means import write_class_means
 from helpers.federations import FROZEN, write_overlapping
 from helpers.fixed_entropy import fixed_entropy
@@ -367,15 +366,6 @@ def test_what_cannot_be_tried_says_why(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--record-views"):
         audit_run(run, attack_names(None))
     assert np.isfinite(audit.seconds)
-
-
-def test_residuals_of_assisted_boosting_give_labels_away(tmp_path: Path) -> None:
-    run_in_process(write_assisted(tmp_path), tmp_path / "run", record_mib=64)
-    audit = audit_run(tmp_path / "run", ["residuals", "gradient-direction"])
-    (one,) = audit.findings
-    assert one["value"] == 1.0
-    assert one["channel"] == "residuals"
-    assert audit.not_tried["gradient-direction"] == "no secondary received a gradient"
 
 
 def test_class_means_are_read_as_labels(tmp_path: Path) -> None:

@@ -457,16 +457,6 @@ def test_one_seed_has_no_deviation() -> None:
     assert "±" not in markdown(table_rows(figures))
 
 
-def test_assisted_boosting_is_told_how_many_classes_there_are(tmp_path: Path) -> None:
-    """A file of another family says nothing of them, and need not."""
-    plan = comparison(
-        tmp_path, "assist", seeds=1, methods={"assist": {"estimator": "linear", "rounds": 1}}
-    )
-    (result,) = compare_methods(plan)
-    assert result["best_epoch"] <= 1
-    assert result["family"] == "assist"
-
-
 def test_methods_of_a_seed_begin_at_one_base(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

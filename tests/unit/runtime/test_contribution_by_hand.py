@@ -37,7 +37,6 @@ CASES: list[tuple[dict[str, Any], int]] = [
     ({**FET, "neighbours": 1}, 3),
     ({**FET, "neighbours": 3}, 1),
     ({**FET, "neighbours": 3}, 3),
-    ({"family": "assist", "neighbours": 2, "estimator": "linear"}, 3),
     ({"family": "fedhssl", "hidden": 4, "encoder_hidden": 4}, 3),
     ({"family": "fedsplitnn", "hidden": 4, "encoder_hidden": 4}, 3),
 ]

@@ -11,7 +11,6 @@ import securevfl as sv
 MODELS: dict[str, Any] = {
     "avgsim": sv.models.AvgSim(neighbours=1),
     "fedsplitnn": sv.models.FedSplitNN(neighbours=1),
-    "assist": sv.models.Assist(neighbours=1),
     "fedsim": sv.models.FedSim(neighbours=2),
     "fet": sv.models.FeT(neighbours=2, hidden=4, heads=1, fourier_features=4, fourier_width=4),
 }

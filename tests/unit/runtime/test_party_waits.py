@@ -20,7 +20,7 @@ from securevfl.core.progress import ProgressEvent, SessionLost, Warned
 from securevfl.federation.checkpoint import Checkpoints
 from securevfl.runtime import launching
 from securevfl.runtime.party import PartySession
-from securevfl.runtime.run_options import PartyJob, RejoinDue
+from securevfl.runtime.run_options import PartyJob
 
 LOST = PartyLostError("bank-2: its connection broke")
 WAITS = {"on_loss": "wait", "wait_s": 900.0, "join_timeout_s": 5.0, "most_losses": 4}
@@ -29,19 +29,18 @@ WAITS = {"on_loss": "wait", "wait_s": 900.0, "join_timeout_s": 5.0, "most_losses
 class Sessions:
     """Sessions of a secondary that end as they are told; its run begins in the second one."""
 
-    def __init__(self, *ends: SecureVflError | RejoinDue | None) -> None:
+    def __init__(self, *ends: SecureVflError | None) -> None:
         self.ends = list(ends)
         self.jobs: list[PartyJob] = []
         self.told: list[ProgressEvent] = []
 
-    def __call__(self, life: PartySession) -> RejoinDue | None:
+    def __call__(self, life: PartySession) -> None:
         self.jobs.append(life.job)
         if len(self.jobs) == 2:
             Checkpoints(life.job.folder, settings_digest="any").begin("1" * 32)
         end = self.ends.pop(0)
-        if isinstance(end, SecureVflError):
+        if end is not None:
             raise end
-        return end
 
 
 def run(job: PartyJob, sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,26 +72,6 @@ def test_a_second_one_of_a_name_does_not_wait_for_the_first_to_be_lost(
     run(secondary_job(tmp_path, **WAITS, silence_timeout_s=2.0), sessions, monkeypatch)
     assert [one.returning for one in sessions.jobs] == [False, True, True]
     assert [one.join_timeout_s for one in sessions.jobs] == [5.0, 4.0, 900.0]
-
-
-def test_a_session_that_ends_for_one_who_is_back_is_followed_by_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is no loss, however often; a loss after it forgets who was awaited."""
-    back = [RejoinDue(parties=("bank-2",))] * 5
-    no_primary = PartyLostError("agency: its connection broke")
-    no_primary.party = "agency"
-    sessions = Sessions(*back, LOST, no_primary, None)
-    job = secondary_job(tmp_path, **WAITS)
-    goes_on = replace(job.config.runtime, on_loss="continue", continue_after_s=7.0)
-    job = replace(job, config=replace(job.config, runtime=goes_on))
-    run(job, sessions, monkeypatch)
-    assert [one.awaited for one in sessions.jobs] == [(), *[("bank-2",)] * 5, (), ()]
-    assert [one.resume for one in sessions.jobs] == [False, *[True] * 7]
-    assert sessions.told == [
-        SessionLost(why="bank-2: its connection broke", wait_s=900.0, goes_on_after_s=7.0),
-        SessionLost(why="agency: its connection broke", wait_s=900.0),
-    ]
 
 
 @pytest.mark.parametrize(
@@ -138,7 +117,7 @@ def test_a_run_that_is_lost_too_often_ends(tmp_path: Path, monkeypatch: pytest.M
 class Resumed(Sessions):
     """Sessions that look for the run which they go on with."""
 
-    def __call__(self, life: PartySession) -> RejoinDue | None:
+    def __call__(self, life: PartySession) -> None:
         self.found = (life.resumed_run(), life.files.resume, life.job.returning)
         return super().__call__(life)
 

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 from securevfl import read_federation
 from securevfl.core.progress import Listening, SpendingPlanned, Warned
 from securevfl.launch.process import PartyCommand, PartyFailure
@@ -43,14 +41,6 @@ def test_those_who_are_through_are_needed_until_who_was_killed_is_back(tmp_path)
     assert again(command("bank-1"), None) is None
     assert again(command("bank-2"), failure("bank-2")) is not None
     assert again(command("bank-2"), failure("bank-2")) is None  # the third time
-
-
-@pytest.mark.parametrize(("killed", "needed"), [("agency", True), ("bank-1", False)])
-def test_a_run_that_goes_on_is_over_without_a_secondary(tmp_path, killed, needed):
-    """But not without its primary."""
-    again = start_again(tmp_path, [], on_loss="continue", least_secondaries=2)
-    assert again(command(killed), failure(killed)) is not None
-    assert (again(command("bank-2"), None) is not None) == needed
 
 
 def test_who_was_lost_before_it_knew_of_the_run_begins(tmp_path):

@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import tomli_w
-from helpers.assisted import write_assisted
 from helpers.command_line import securevfl
 
 from securevfl import read_federation
@@ -231,19 +230,6 @@ def test_few_links_are_worth_a_warning(tmp_path: Path, capfd: Capture) -> None:
     warnings = [text for text in json.loads(ended.out)["warnings"] if "get a link" in text]
     assert len(warnings) == 1
     assert warnings[0].startswith("bank-1: only ")
-
-
-def test_assisted_boosting_is_timed_by_its_fits(tmp_path: Path, capfd: Capture) -> None:
-    """Nothing of it is trained by gradients, and it is not free."""
-    path = write_assisted(tmp_path, rows=60)
-
-    checked = securevfl(capfd, "check", path, "--json")
-
-    assert checked.code == 0, checked.err
-    said = json.loads(checked.out)
-    assert said["costs"]["step_seconds"] > 0
-    assert "labels can be read" in " ".join(map(str, said["learns"]))
-    assert said["privacy"]["labels"].startswith("Labels are shown")
 
 
 @pytest.mark.parametrize(

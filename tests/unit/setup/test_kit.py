@@ -264,7 +264,7 @@ def test_a_run_waits_for_a_party_that_is_still_in_check_peers(kits: Path, port: 
         star.listen()
         looking = threading.Thread(target=lambda: probe.extend(look(kits, "bank-1", wait_s=2.0)))
         looking.start()
-        star.wait_for_parties(20.0, enough=lambda _joined, _waited_s: "bank-1" in star.busy)
+        star.wait_for_parties(20.0, stop=lambda _waited_s: "bank-1" in star.busy)
         looking.join(60)
         assert star.busy["bank-1"].startswith("bank-1 is still in securevfl check --peers")
     assert "3 agency" in wrong(probe)
@@ -282,8 +282,9 @@ def test_a_party_that_was_in_check_peers_may_join_the_run(kits: Path, port: int)
         assert "in a run" in wrong(look(kits, "bank-1", wait_s=0.5))
         with SecondaryTransport(place, own["bank-1"], pinned, config.ranks) as party:
             party.connect(20.0)
-            joined = star.wait_for_parties(20.0, enough=lambda joined, _waited_s: bool(joined))
-            assert joined == {"bank-1"}
+            joined: list[str] = []
+            star.wait_for_parties(20.0, joined.append, lambda _waited_s: bool(joined))
+            assert joined == ["bank-1"]
             assert not star.busy
             assert star.failure is None
 

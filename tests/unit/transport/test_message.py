@@ -6,7 +6,6 @@ from securevfl.desk.setup.kit import CheckKind
 from securevfl.federation.messages import RoundKind
 from securevfl.ledger.countersigning import LedgerKind
 from securevfl.linkage.stage.messages import LinkingKind
-from securevfl.stages.assist.messages import AssistKind
 from securevfl.stages.bloom.by_codes import CodeKind
 from securevfl.stages.class_means.messages import ClassMeansKind
 from securevfl.stages.encrypted_linkage.blockwise import BlockKind
@@ -24,7 +23,7 @@ SHARE = Message(
 )
 
 KINDS = (
-    *(StarKind, RoundKind, LedgerKind, LinkingKind, PretrainingKind, AssistKind, ClassMeansKind),
+    *(StarKind, RoundKind, LedgerKind, LinkingKind, PretrainingKind, ClassMeansKind),
     *(CheckKind, ComputingKind, CodeKind, BlockKind, PsiKind),
 )
 
@@ -86,14 +85,12 @@ def test_kind_codes_never_change():
             "LINK_CELLS": 29, "LINK_BLOCK": 30, "LINKED_ROWS": 31,
         "PRETRAIN": 32, "CROSS": 33, "PROJECTIONS": 34, "LOCAL": 35, "TOPS": 36,
         "PRETRAINED": 37, "TRAINING_ROWS": 38, "PREDICT": 39,
-        "RESIDUALS": 40, "FITTED": 41, "STEP": 42,
         "CLASS_MEANS_CALL": 43, "CLASS_MEANS_STATE": 44,
         "CLASS_MEANS_LABELS": 45, "CLASS_MEANS_TURN": 46,
         "CLASS_MEANS_DEALING": 47, "CLASS_MEANS_SEED": 48,
         "CLASS_MEANS_SHIFTED": 49, "CLASS_MEANS_NOISE": 50,
         "CLASS_MEANS_MASKED": 51, "CLASS_MEANS_SUMS": 52,
         "CLASS_MEANS_DONE": 53,
-        "REJOIN": 54,
         "COMPUTING_KEY": 55, "COMPUTING_SEED": 56, "COMPUTING_TENSOR": 57,
         "COMPUTING_REQUEST": 58, "COMPUTING_DEALING": 59, "COMPUTING_DONE": 60,
         "COMPUTING_BEGIN": 61, "LINK_POINTS": 62, "PEER_FACTS": 63,
