@@ -17,7 +17,7 @@ import pytest
 from helpers.command_line import securevfl
 
 from securevfl import read_federation
-from securevfl.core.errors import ConfigError
+from securevfl.core.errors import ConfigError, SecureVflError
 from securevfl.desk.setup import kit
 from securevfl.desk.setup.kit import PeerFacts, PeerFinding
 from securevfl.testing import write_federation
@@ -286,6 +286,23 @@ def test_a_party_that_was_in_check_peers_may_join_the_run(kits: Path, port: int)
             assert joined == {"bank-1"}
             assert not star.busy
             assert star.failure is None
+
+
+def test_a_party_says_that_the_primary_is_still_in_check_peers(kits: Path, port: int) -> None:
+    """Once, and not at every call."""
+    config = read_federation(kits / "agency" / kit.FEDERATION)
+    own = Identity.load(kits / "bank-1" / kit.IDENTITY, "bank-1")
+    notes: list[str] = []
+    looking = threading.Thread(target=lambda: look(kits, "agency", wait_s=4.0))
+    looking.start()
+    with (
+        SecondaryTransport(("127.0.0.1", port), own, kit.pinned_by(config), config.ranks) as party,
+        pytest.raises(SecureVflError),
+    ):
+        party.connect(4.0, on_busy=notes.append)
+    looking.join(60)
+    (note,) = notes
+    assert "it is still in securevfl check --peers" in note
 
 
 def test_a_primary_that_no_other_machine_reaches_is_objected_to(
