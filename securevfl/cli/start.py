@@ -381,7 +381,8 @@ def check(
     if peers:
         if name is None or identity is None:
             raise ConfigError("--peers: needs --name and --identity")
-        _check_peers(federation, name, identity, listen, wait_s, as_json=as_json)
+        root = data_root or federation.parent
+        _check_peers(federation, name, identity, listen, wait_s, root, as_json=as_json)
         return
     with loading():
         # It registers the section that comparisons read.
@@ -401,7 +402,14 @@ def check(
 
 
 def _check_peers(
-    federation: Path, name: str, identity: Path, listen: str | None, wait_s: float, *, as_json: bool
+    federation: Path,
+    name: str,
+    identity: Path,
+    listen: str | None,
+    wait_s: float,
+    data_root: Path,
+    *,
+    as_json: bool,
 ) -> None:
     with loading():
         from securevfl.config.reading import read_federation
@@ -410,7 +418,13 @@ def _check_peers(
     console, results = Console(), []
     config = read_federation(federation)
     for result in run_peer_checks(
-        config, name, identity, runs=Path("runs"), wait_s=wait_s, listen=listen
+        config,
+        name,
+        identity,
+        runs=Path("runs"),
+        wait_s=wait_s,
+        listen=listen,
+        data_root=data_root,
     ):
         results.append(result)
         if not as_json:
