@@ -60,7 +60,7 @@ class CheckKind(MessageKind):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeerFacts(DeclaredMessage):
-    """Before a run: this party's version, its clock, its file's digest, and the form of its keys."""
+    """Before a run: a party's version, its clock, its file's digest, and the form of its keys."""
 
     KIND: ClassVar = CheckKind.PEER_FACTS
     WAY: ClassVar = "primary and caller, to each other"
@@ -310,7 +310,7 @@ def _read_forms(text: str, *, of: str = "") -> list[KeyForm | None]:
             raise ValueError
         forms = [None if one is None else read_settings(KeyForm, one, where=of) for one in listed]
     except (ValueError, RecursionError, TypeError, ConfigError):
-        raise errors.ProtocolError(f"{of}: sent forms of keys that are none", party=of) from None
+        raise errors.ProtocolError(f"{of}: sent forms of keys that are none") from None
     return [
         form and replace(form, texts=tuple(made_up_text(text) for text in form.texts))
         for form in forms

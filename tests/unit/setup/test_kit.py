@@ -242,25 +242,33 @@ federation = {name = "loans", task = "binary"}
 encoder = {method = "auto"}
 privacy = {epsilon = 8.0, delta = 1e-6}
 linkage = {metric = "exact", protection = "none"}
-party = [
-  {name = "bank", role = "primary", data = "bank.csv", key = ["id"], label = "y",
-   address = "127.0.0.1:0"},
-  {name = "bureau", role = "secondary", data = "bureau.csv", key = ["id"], scaling = "bounds",
-   bounds = [0, 1]},
-]
+[[party]]
+name = "bank"
+role = "primary"
+data = "bank.csv"
+key = ["id"]
+label = "y"
+address = "127.0.0.1:0"
+[[party]]
+name = "bureau"
+role = "secondary"
+data = "bureau.csv"
+key = ["id"]
+scaling = "bounds"
+bounds = [0, 1]
 """
 
 
 @pytest.mark.parametrize(
     ("spell", "says", "few"),
     [
-        (lambda number: f"{number:08d}", "written differently: with linkage.strip_zeros = true", 1),
+        (lambda number: f"{number:08d}", "with linkage.strip_zeros = true", True),
         (
             lambda number: f"{number}/{number}",
-            "look like 999999, those of bureau like 999999-99",
-            1,
+            "like 999999, those of bureau like 999999-99",
+            True,
         ),
-        (str, "keys have a form in common", 0),
+        (str, "keys have a form in common", False),
     ],
     ids=["zeros", "no setting", "alike"],
 )
