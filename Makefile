@@ -8,6 +8,10 @@ BIN := $(VENV)/bin
 # environment says that Python keeps none.
 export PYTHONDONTWRITEBYTECODE :=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+# An index with torch's CPU build, such as https://download.pytorch.org/whl/cpu; without one it comes
+# from the package index, which may have CUDA's.
+TORCH_INDEX ?=
+FROM := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
 help:       ## list the targets
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -16,8 +20,8 @@ install: $(VENV)/.installed  ## make .venv with the securevfl command in it
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install --quiet --constraint constraints.txt 'torch>=2.11,<2.14'
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[paillier,test,lint]'
+	$(PIP) install --quiet --constraint constraints.txt $(FROM) torch
+	$(PIP) install --quiet --constraint constraints.txt $(FROM) --editable '.[paillier,test,lint]'
 	@touch $@
 
 demo: install      ## one primary, four secondaries and a dealer, six processes, real digits; under 4 minutes

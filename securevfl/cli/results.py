@@ -66,8 +66,6 @@ def _print_metrics(console: Console, metrics: Mapping[str, Any]) -> None:
         verdict, outcome = metrics["gain"]["verdict"], metrics["gain"]["outcome"]
         console.print(Text.assemble(("verdict: ", "bold"), (verdict, colour[outcome])))
         console.print(run_folder.candidates_in_words(metrics), highlight=False)
-        if run_folder.top_in_words(metrics):
-            console.print(run_folder.top_in_words(metrics), highlight=False)
         if metrics["placebos"]:
             console.print(run_folder.placebos_in_words(metrics), highlight=False)
 
@@ -103,18 +101,20 @@ def _print_alignment(console: Console, figures: Mapping[str, Any]) -> None:
 
 
 def _print_privacy(console: Console, privacy: Mapping[str, Any]) -> None:
-    shown = (privacy["statement"], "yellow" if privacy["warning"] else "")
-    console.print(Text.assemble("\n", ("privacy: ", "bold"), shown))
+    console.print()
     labels = privacy.get("labels")
-    if labels is not None:
-        statement = (labels["statement"], "yellow" if labels["warning"] else "")
-        console.print(Text.assemble(("labels: ", "bold"), statement))
+    for head, promise in (("privacy: ", privacy), ("labels: ", labels)):
+        if promise is not None and promise["warning"]:
+            console.print(Text.assemble((head, "bold"), (promise["warning"], "yellow")))
     if privacy["epsilon"] is not None:
+        of_labels = ""
+        if labels is not None and labels["epsilon"] is not None:
+            of_labels = f"; of labels: epsilon {labels['epsilon']:.4g}"
         console.print(
-            f"cost: epsilon {privacy['epsilon']:.4g}, delta {privacy['delta']:g}",
+            f"cost: epsilon {privacy['epsilon']:.4g}, delta {privacy['delta']:g}{of_labels}; the "
+            f"sentences to sign are in the report and metrics.json",
             highlight=False,
         )
-    console.print()
 
 
 def _print_parties(console: Console, metrics: Mapping[str, Any]) -> None:

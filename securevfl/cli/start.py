@@ -18,8 +18,6 @@ from securevfl.core.errors import ConfigError, ProtocolError
 from securevfl.core.memory import loading
 
 if TYPE_CHECKING:
-    from securevfl.desk.setup.check import Check
-    from securevfl.desk.setup.party_check import PartyCheck
     from securevfl.desk.setup.proposal import Proposal
 
 app = typer.Typer()
@@ -220,10 +218,11 @@ def _print_proposal(proposal: "Proposal", out: Path) -> None:
         for use in proposal.uses[table.name]:
             grid.add_row(Text(use.column.name), use.use, Text(use.reason))
         console.print(grid)
-    if (warning := proposal.keys.key_warning) is not None:
-        warn(f"warning: {warning}")
     for reason in (*proposal.keys.reasons, *proposal.spelling_shares):
         tell(f"keys: {reason}")
+    tell(f"protection: {proposal.keys.protection}: {proposal.keys.protection_reason}")
+    for warning in filter(None, [proposal.keys.key_warning]):
+        warn(f"warning: {warning}")
     tell(f"task: {proposal.task} ({proposal.task_reason})")
     for name, served in proposal.served.items():
         tell(f"links: of {name}, {served.in_words()}")
@@ -231,7 +230,7 @@ def _print_proposal(proposal: "Proposal", out: Path) -> None:
             warn(warning)
     for doubt in proposal.doubts:
         warn(f"keys: {doubt}")
-    tell(f"epsilon {proposal.epsilon:g}, delta {proposal.delta:g}: the file has the sentence")
+    tell(f"epsilon {proposal.epsilon:g}, delta {proposal.delta:g}: check has the sentence")
     console.print(f"written: {out}", highlight=False, soft_wrap=True)
     if proposal.bounds_from_data:
         warn(
@@ -360,6 +359,10 @@ def check(
     wait_s: Annotated[
         float, typer.Option("--wait", help="With --peers: seconds that the others have to come.")
     ] = 120.0,
+    long: Annotated[
+        bool,
+        typer.Option("--long", help="Every column, channel and sentence; else the short form."),
+    ] = False,
     as_json: AsJson = False,
     _schema: Annotated[
         bool,
@@ -378,11 +381,13 @@ def check(
     if peers:
         if name is None or identity is None:
             raise ConfigError("--peers: needs --name and --identity")
-        _check_peers(federation, name, identity, listen, wait_s, as_json=as_json)
+        root = data_root or federation.parent
+        _check_peers(federation, name, identity, listen, wait_s, root, as_json=as_json)
         return
     with loading():
         # It registers the section that comparisons read.
         import securevfl.lab.methods  # noqa: F401
+        from securevfl.cli.check_output import print_check
         from securevfl.desk.setup.check import check_federation
 
     show = partial(print, file=sys.stderr, flush=True)
@@ -390,14 +395,21 @@ def check(
     if as_json:
         print(json.dumps(checked.as_json()))
     else:
-        _print_check(Console(), checked, name)
+        print_check(Console(), checked, name, long=long)
     if not checked.fine:
         count = len(checked.problems)
         raise ConfigError(f"{federation}: {count} problem{'' if count == 1 else 's'}")
 
 
 def _check_peers(
-    federation: Path, name: str, identity: Path, listen: str | None, wait_s: float, *, as_json: bool
+    federation: Path,
+    name: str,
+    identity: Path,
+    listen: str | None,
+    wait_s: float,
+    data_root: Path,
+    *,
+    as_json: bool,
 ) -> None:
     with loading():
         from securevfl.config.reading import read_federation
@@ -406,7 +418,13 @@ def _check_peers(
     console, results = Console(), []
     config = read_federation(federation)
     for result in run_peer_checks(
-        config, name, identity, runs=Path("runs"), wait_s=wait_s, listen=listen
+        config,
+        name,
+        identity,
+        runs=Path("runs"),
+        wait_s=wait_s,
+        listen=listen,
+        data_root=data_root,
     ):
         results.append(result)
         if not as_json:
@@ -420,105 +438,3 @@ def _check_peers(
     if wrong:
         kind = ConfigError if wrong[0].exit_code == ConfigError.exit_code else ProtocolError
         raise kind(f"{federation}: {len(wrong)} problem{'' if len(wrong) == 1 else 's'}")
-
-
-def _print_check(console: Console, checked: "Check", name: str | None) -> None:
-    for party_check in checked.parties:
-        _print_party(console, party_check)
-    for party, links in checked.links.items():
-        say(console, f"links of {party}: ", links.in_words())
-    if checked.config is not None:
-        if checked.config.chosen:
-            chosen = checked.config.chosen.items()
-            settings = (f"{setting} = {value!r}" for setting, value in chosen)
-            say(console, "auto: ", ", ".join(settings))
-        say(console, "base: ", checked.config.base.in_words())
-    _print_privacy(console, checked)
-    _print_costs(console, checked)
-    if checked.config is not None:
-        headings = ("channel", "who learns what", "what covers it", "of whom")
-        table = Table(*headings, title="what each party will learn", title_justify="left")
-        for row in checked.learns():
-            table.add_row(*(Text(cell) for cell in row.values()))
-        console.print(table)
-    else:
-        say(console, "", "noise, links and costs are shown once the settings can be read")
-    for warning in checked.warnings:
-        say(console, "warning: ", warning, style="yellow")
-    for problem in checked.problems:
-        say(console, "wrong: ", " ".join(problem.split()), style="red")
-    if checked.fine:
-        following = f"securevfl simulate {checked.file}"
-        if name is not None:  # one party's table cannot be simulated
-            following = (
-                f"securevfl check {checked.file} --name {name} --identity DIR --peers, at an "
-                f"agreed time; then securevfl party {checked.file} --name {name} --identity DIR"
-            )
-        say(console, "nothing is wrong; next: ", following)
-
-
-def _print_party(console: Console, party_check: "PartyCheck") -> None:
-    party = party_check.party
-    rows = "no table here" if party_check.rows is None else f"{party_check.rows:,} rows"
-    title = Text(f"{party.name}: {party.role}, {rows}")
-    table = Table("columns", "what becomes of them", title=title, title_justify="left")
-    table.add_row("key", Text(", ".join(party.key)))
-    if party_check.features:
-        alike: dict[str, list[str]] = {}
-        for name, encoding in party_check.features.items():
-            alike.setdefault(encoding, []).append(name)
-        texts = [f"{', '.join(names)}: {encoding}" for encoding, names in alike.items()]
-        count = "" if party_check.num_features is None else f" ({party_check.num_features})"
-        table.add_row(f"features{count}", Text("\n".join(texts)))
-        table.add_row("scaling", party.scaling)
-    if party_check.unusable:
-        table.add_row("wrong as they are", Text(", ".join(party_check.unusable)))
-    dropped = [f"{name} ({why})" for name, why in party_check.dropped.items() if why != "a key"]
-    if dropped:
-        table.add_row("no features", Text(", ".join(dropped)))
-    console.print(table)
-
-
-def _print_privacy(console: Console, checked: "Check") -> None:
-    privacy = checked.privacy()
-    if privacy is None:
-        return
-    if privacy["mechanism"] != "none":
-        noise = (
-            f"each secondary adds noise of deviation {privacy['noise_share_std']:.4g} to every "
-            f"number that it releases; one {privacy['unit']} changes {privacy['of']} by at most "
-            f"{privacy['sensitivity'] or 0:.4g}"
-        )
-        if privacy["cells"] is not None:
-            noise = (
-                f"each secondary sends one of {privacy['cells']} cells for a row, by randomised "
-                f"response; any other cell is {privacy['noise_share_std']:.4g} times as likely as "
-                f"the record's own"
-            )
-        say(
-            console,
-            "noise: ",
-            f"{noise}; epsilon = {privacy['epsilon']:.4g}, delta = {privacy['delta']:g}",
-        )
-    say(console, "promise: ", privacy["statement"])
-    if privacy["labels"] is not None:
-        say(console, "labels: ", privacy["labels"])
-    if privacy["predictions"] is not None:
-        say(console, "predictions: ", privacy["predictions"])
-
-
-def _print_costs(console: Console, checked: "Check") -> None:
-    if checked.costs is None:
-        return
-    costs = checked.costs
-    minutes = costs.seconds / 60
-    took = f"{minutes:.0f} min" if minutes >= 2 else f"{costs.seconds:.0f} s"
-    used = costs.memory_bytes
-    memory = "" if used is None else f"; about {used / 1e6:,.0f} MB of memory"
-    say(
-        console,
-        "costs: ",
-        f"about {costs.bytes_received / 1e6:,.2f} MB to the primary and "
-        f"{costs.bytes_sent / 1e6:,.2f} MB from it (protected linkage not counted); simulated on "
-        f"this machine, otherwise idle, about {took} of training{memory}",
-    )

@@ -120,7 +120,7 @@ def spelled_in_digits(name: str) -> bool:
 
 
 def keys_in_clear(protection: str, columns: Sequence[str]) -> str | None:
-    """Return a warning if people's keys are visible to partners, else None.
+    """Return a warning if keys of people or of places are visible to partners, else None.
 
     Args:
         protection: ``linkage.protection``.
@@ -131,11 +131,16 @@ def keys_in_clear(protection: str, columns: Sequence[str]) -> str | None:
         for name in columns
         if meaning_of(name) in ("identity", "person") or set(words_of(name)) & _NUMBERED
     ]
-    if protection != "none" or not people:
+    places = [name for name in columns if axis_of(name) is not None]
+    if protection != "none" or not (people or places):
         return None
-    tells = "tells" if len(people) == 1 else "tell"
+    tell = "tells" if len(people or places) == 1 else "tell"
+    what = "who a row is about" if people else "where a row is: of homes, who lives there"
+    hidden = (
+        '"bloom", or "hashes" for equal ids, hides' if people else '"shares" or "paillier" hides'
+    )
     return (
         f'linkage.protection = "none": every secondary sees the keys of all rows of the primary in '
-        f'clear, and {", ".join(map(repr, people))} {tells} who a row is about; "bloom", or '
-        f'"hashes" for equal ids, hides them with a coordinator\'s help (docs/linkage.md)'
+        f"clear, and {', '.join(map(repr, people or places))} {tell} {what}; {hidden} them with a "
+        f"helper (docs/linkage.md)"
     )

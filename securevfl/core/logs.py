@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from securevfl.core import progress
-from securevfl.core.errors import SecureVflError, StorageError
+from securevfl.core.errors import ConfigError, SecureVflError, StorageError
 
 LOGGER: Final = logging.getLogger("securevfl")
 """Logger that programs attach handlers to."""
@@ -86,6 +86,10 @@ def log_refusal(error: SecureVflError) -> None:
     log("refused", {**refused, "exit_code": error.exit_code}, level=logging.ERROR)
 
 
+_BEGINNING: Final = b'{"time": "'
+"""First bytes of a line."""
+
+
 class JsonLines(logging.Formatter):
     """Formats each record as a JSON object: time, level, event, figures."""
 
@@ -105,11 +109,18 @@ def write_json_lines(path: Path) -> None:
     """Append everything that is logged, rounds included, to a private file.
 
     Raises:
+        ConfigError: If the file holds something else than such lines, as a table does.
         StorageError: If the file cannot be written.
     """
     from securevfl.core import files  # it brings numpy, which --help does not wait for
 
     try:
+        if path.is_file() and path.stat().st_size:
+            with path.open("rb") as content:
+                if content.read(len(_BEGINNING)) != _BEGINNING:
+                    raise ConfigError(
+                        f"--log-json {path}: is no log of securevfl; name another file"
+                    )
         os.close(files.open_to_append(path))  # for its owner alone
         handler = logging.FileHandler(path, encoding="utf-8")
     except OSError as error:

@@ -7,13 +7,30 @@ from types import TracebackType
 from typing import assert_never
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.table import Column
+from rich.text import Text
 
 from securevfl.core import interrupts, logs, progress
 from securevfl.core.formatting import epsilon_in_words, format_figure
 
 _QUIET_SECONDS = 5.0
+
+
+class _Count(ProgressColumn):
+    """Steps done of all; nothing where there is one."""
+
+    def render(self, task: Task) -> Text:
+        """Return the count of a bar."""
+        return Text("" if task.total is None else f"{task.completed:.0f}/{task.total:.0f}")
 
 
 def bars(console: Console, *, name_width: int) -> Progress:
@@ -24,7 +41,7 @@ def bars(console: Console, *, name_width: int) -> Progress:
     return Progress(
         TextColumn("[bold]{task.description}", table_column=Column(min_width=name_width)),
         BarColumn(bar_width=24),
-        TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+        _Count(),
         TextColumn("{task.fields[figures]}", table_column=Column()),
         TimeElapsedColumn(),
         console=console,
@@ -149,7 +166,9 @@ class RunProgress:
         self._stage = stage
         if self._task is not None:
             self._progress.remove_task(self._task)
-        self._task = task = self._progress.add_task(stage, total=total, figures=self._text())
+        # A bar of one step would stand still; without an end it moves.
+        shown = total if total > 1 else None
+        self._task = task = self._progress.add_task(stage, total=shown, figures=self._text())
         if not self._live:
             _line(stage)
         return task

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from securevfl.core.command_line import AsJson
+from securevfl.core.command_line import AsJson, wrap_text
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.core.formatting import epsilon_in_words
 from securevfl.core.memory import loading
@@ -29,7 +28,6 @@ app = typer.Typer(
 
 _RUN_DIGITS: Final = 8
 _DATE: Final = len("2026-01-31")
-_WIDTH: Final = 80
 _WORDS: Final = {True: "good", False: "BAD", None: "-"}
 
 TableFile = Annotated[
@@ -220,27 +218,17 @@ def _book(pretraining: bool) -> "Book":
 
 def _print_summary(table: Path, summary: "LedgerSummary") -> None:
     console = Console()
-    runs = Table(box=None, pad_edge=False, collapse_padding=True)
-    for name in ("began", "run", "federation", "as", "encoder", "unit"):
-        runs.add_column(name, no_wrap=name not in ("run", "federation", "as"), overflow="fold")
-    for name in ("rows", "epsilon", "delta"):
-        runs.add_column(name, justify="right", no_wrap=True)
     for run in summary.runs:
-        runs.add_row(
-            run.began[:_DATE],
-            run.run[:_RUN_DIGITS] + (f" in {run.sessions} sessions" if run.sessions > 1 else ""),
-            run.federation,
-            run.party,
-            run.encoder,
-            run.unit,
-            f"{run.row_releases:,}",
-            epsilon_in_words(run.epsilon),
-            f"{run.delta:g}",
+        sessions = f" in {run.sessions} sessions" if run.sessions > 1 else ""
+        # As wide on every terminal: these lines are kept and compared.
+        print(
+            wrap_text(
+                f"{run.began[:_DATE]} run {run.run[:_RUN_DIGITS]}{sessions}: {run.federation} as "
+                f"{run.party}, encoder {run.encoder}, unit {run.unit}: {run.row_releases:,} rows, "
+                f"epsilon {epsilon_in_words(run.epsilon)}, delta {run.delta:g}"
+            )
         )
-    if summary.runs:
-        # As wide on narrow terminals too: these lines are kept and compared.
-        Console(width=_WIDTH).print(runs)
-    else:
+    if not summary.runs:
         console.print(f"{table}: no run has released anything of it", soft_wrap=True)
     for text in _lines(summary):
         console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -26,10 +26,41 @@ from securevfl.core.errors import ConfigError, ProtocolError
 from securevfl.mpc.codec import Words, WordWire
 from securevfl.mpc.masks import PairwiseMasks
 
+_UNUSED: Final = (
+    *("onnx", "tensorboard", "tensorboard.compat", "tensorboard.compat.proto"),
+    *(
+        f"tensorboard.compat.proto.{name}_pb2"
+        for name in ("attr_value", "graph", "node_def", "versions")
+    ),
+    "torch.utils.tensorboard",
+)
+"""What CrypTen imports for its converters and plots, neither of which is called here."""
 # CrypTen 0.4.1 imports a module that torch 2.9 has moved, for an ONNX importer that is not used
 # here.
 _OLD_HOME: Final = "torch.onnx._internal.registration"
 _NEW_HOME: Final = "torch.onnx._internal.torchscript_exporter.registration"
+
+
+class _Unused(ModuleType):
+    """Stand-in for a module that CrypTen imports names from and this package does not call."""
+
+    def __getattr__(self, name: str) -> type:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return object
+
+
+@contextmanager
+def _without_unused() -> Iterator[None]:
+    """Stand in for the packages of :data:`_UNUSED` that are not installed, during an import."""
+    absent = {name for name in ("onnx", "tensorboard") if importlib.util.find_spec(name) is None}
+    names = [name for name in _UNUSED if absent & set(name.split("."))]
+    sys.modules.update({name: _Unused(name) for name in names})
+    try:
+        yield
+    finally:
+        for name in names:
+            del sys.modules[name]
 
 
 def import_crypten() -> ModuleType:
@@ -41,7 +72,7 @@ def import_crypten() -> ModuleType:
     try:
         if _OLD_HOME not in sys.modules and importlib.util.find_spec(_OLD_HOME) is None:
             sys.modules[_OLD_HOME] = importlib.import_module(_NEW_HOME)
-        with warnings.catch_warnings():
+        with _without_unused(), warnings.catch_warnings():
             # CrypTen's sources hold invalid escapes, which Python reports when it compiles them.
             for category in (SyntaxWarning, DeprecationWarning):
                 warnings.simplefilter("ignore", category)

@@ -248,6 +248,7 @@ def join(party: PartySession, *, run: str = "", predicts: bool = False) -> Itera
         predicts=predicts,
         patience_s=None if predicts else job.join_timeout_s,
         returning=not predicts and job.returning,
+        on_busy=lambda text: party.observe(Warned(text=f"{text}; calling again until it is ready")),
     ) as star:
         files.log("connected")
         yield star

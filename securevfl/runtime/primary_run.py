@@ -286,9 +286,7 @@ class PrimaryRun:
         """Go back to the best epoch, decide who answers, and test."""
         self.primary.restore_best()
         if base is not None:
-            self._observe(
-                progress.Stage(text="training the primary's own network, without partners")
-            )
+            self._observe(progress.Stage(text="own network, no partners"))
             self.choice = choose(
                 self.plan.config, self.table, self.primary, base, own=self.train_own_network()
             )

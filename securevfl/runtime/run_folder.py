@@ -235,7 +235,10 @@ def candidates_in_words(figures: Mapping[str, Any]) -> str:
         f"{name} {format_figure(candidate['test'])} ({format_figure(candidate['validation'])})"
         for name, candidate in alone["candidates"].items()
     ]
-    return f"local baseline, {figures['metric']} of test (validation) rows: {', '.join(each)}"
+    return (
+        f"local baseline, {figures['metric']} of test (validation) rows: {', '.join(each)}; models "
+        f"with level validation loss are averaged by least loss, whatever their {figures['metric']}"
+    )
 
 
 def placebos_in_words(figures: Mapping[str, Any]) -> str:
@@ -253,8 +256,11 @@ def top_in_words(figures: Mapping[str, Any]) -> str:
     top = (figures.get("base") or {}).get("top")
     if top is None:
         return ""
-    gain = f"out of fold they lower loss by {top['gain']:.3g} ± {top['error']:.2g}"
-    return f"top model: weight of boosted trees {top['trees']:g}; {gain}"
+    gain = f"they lower the loss by {top['gain']:.3g} ± {top['error']:.2g}"
+    return (
+        f"partners' scores are added by a linear model and boosted trees, the trees with weight "
+        f"{top['trees']:g} of 1: on rows that they were not fitted to, {gain}"
+    )
 
 
 def links_of_run(figures: Mapping[str, Any]) -> list[str]:

@@ -185,7 +185,7 @@ def simulate_federation(
         answers = run.choice is None or run.choice.decision.used == "joint"
         wanted = answers if with_placebo == "joint" else with_placebo
         if wanted and run.tested is not None:
-            options.observe(Stage(text="placebo: the same training with partners' rows permuted"))
+            options.observe(Stage(text="placebo, permuted rows"))
             run.placebo = simulation.placebo(run.base)
         final_figures = measure_run(
             run,

@@ -58,12 +58,14 @@ class _CallFailedError(Exception):
         text: Why, in plain words.
         telling: How close it is to the true cause: 0 without an answer, 1 with an answer, 2 if an
             identity was not accepted.
+        busy: Whether the other end is there and does something else.
     """
 
-    def __init__(self, text: str, *, telling: int) -> None:
+    def __init__(self, text: str, *, telling: int, busy: bool = False) -> None:
         super().__init__(text)
         self.text = text
         self.telling = telling
+        self.busy = busy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +94,9 @@ class Dialling:
     returning: bool
     """Call again a primary that holds an earlier connection of this party, until it has noticed
     that this connection is lost."""
+    on_busy: Callable[[str], None]
+    """Receives once what the primary does, if it is something else than what this party calls
+    for."""
 
     @property
     def place(self) -> str:
@@ -117,6 +122,7 @@ class Dialling:
         deadline = time.monotonic() + deadline_s
         calls, pause_s = 0, _REDIAL_S
         best: _CallFailedError | None = None
+        noted = False
         while True:
             calls += 1
             try:
@@ -124,6 +130,9 @@ class Dialling:
             except _CallFailedError as last:
                 if best is None or last.telling >= best.telling:
                     best = last
+                if last.busy and not noted:
+                    self.on_busy(f"{self.place}: {last.text}")
+                    noted = True
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise _gave_up(
@@ -151,7 +160,7 @@ class Dialling:
                     f"it holds the key {key}, not the pinned {self.pinned}", telling=2
                 )
             if (busy := other_purpose(secured, self.purpose)) is not None:
-                raise _CallFailedError(f"it {busy}", telling=2)
+                raise _CallFailedError(f"it {busy}", telling=2, busy=True)
             reader = FrameReader(
                 peer=self.peer,
                 sender_rank=PRIMARY_RANK,
@@ -813,13 +822,20 @@ class SecondaryTransport(Transport):
 
     session = b""
 
-    def connect(self, deadline_s: float, *, returning: bool = False) -> None:
+    def connect(
+        self,
+        deadline_s: float,
+        *,
+        returning: bool = False,
+        on_busy: Callable[[str], None] = lambda _text: None,
+    ) -> None:
         """Dial until the primary answers, prove this party's identity, and join the session.
 
         Args:
             deadline_s: Seconds for the primary to let this party in.
             returning: Whether the primary may still hold an earlier connection of this party and
                 therefore refuse it; this party then calls again.
+            on_busy: Receives once what the primary does, if it is something else.
 
         Raises:
             PartyAbsentError: If the primary does not let this party in in time.
@@ -841,6 +857,7 @@ class SecondaryTransport(Transport):
             rank=self.ranks[self.name],
             limits=self._limits,
             returning=returning,
+            on_busy=on_busy,
         )
         connection = dialling.connect(deadline_s)
         self.session = connection.session

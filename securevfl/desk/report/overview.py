@@ -167,29 +167,36 @@ def setting_lines(config: FederationConfig) -> Iterator[dict[str, str]]:
             yield {"name": where, "value": str(getattr(section, field.name)), "origin": origin}
 
 
-def promised_figures(privacy: dict[str, Any]) -> dict[str, str]:
-    """Return the figures behind the statement, in words of the federation file."""
-    words = {
-        "epsilon spent by this run": "epsilon",
-        "epsilon spent by all runs in the primary's ledger": "total_epsilon",
-        "runs in that total": "table_runs",
-        "epsilon of the whole plan": "epsilon_planned",
-        "epsilon by the papers' formula (no guarantee)": "epsilon_as_published",
-        "delta": "delta",
-        "unit": "unit",
-        "encoder": "encoder",
-        "links per record (m)": "links_per_record",
-        "secondaries that may collude with the primary": "colluding",
-        "noise multiplier": "noise_multiplier",
-        "cells of a released symbol": "cells",
-        "noise share of each secondary (standard deviation; of symbols, odds)": "noise_share_std",
-        "noise multiplier of fitting the encoders": "fitting_noise_multiplier",
-        "sensitivity of the sum": "sensitivity",
-        "clip norm": "clip_norm",
-        "releases": "releases",
-        "rows released": "row_releases",
-        "accounting": "accounting",
-    }
+PROMISED: Final = {
+    "epsilon spent by this run": "epsilon",
+    "epsilon spent by all runs in the primary's ledger": "total_epsilon",
+    "runs in that total": "table_runs",
+    "delta": "delta",
+    "what is hidden (unit)": "unit",
+    "rows that one record is linked to, at most": "links_per_record",
+    "secondaries that may collude with the primary": "colluding",
+}
+"""Figures of the promise by their names in a report."""
+
+ACCOUNTED: Final = {
+    "epsilon of the whole plan": "epsilon_planned",
+    "epsilon by the papers' formula (no guarantee)": "epsilon_as_published",
+    "encoder": "encoder",
+    "noise multiplier: deviation of the noise over the sensitivity": "noise_multiplier",
+    "cells of a released symbol": "cells",
+    "noise share of each secondary (standard deviation; of symbols, odds)": "noise_share_std",
+    "noise multiplier of fitting the encoders": "fitting_noise_multiplier",
+    "sensitivity: most that one unit changes the released sums": "sensitivity",
+    "clip norm: longest vector of a record": "clip_norm",
+    "releases": "releases",
+    "rows released": "row_releases",
+    "accounting: sound (a proven bound) or as-published": "accounting",
+}
+"""Figures behind the promise, which the appendix of a report has."""
+
+
+def promised_figures(privacy: dict[str, Any], words: Mapping[str, str]) -> dict[str, str]:
+    """Return figures of :data:`PROMISED` or :data:`ACCOUNTED` that a run has, as text."""
     shown = {}
     for label, name in words.items():
         if name not in privacy:

@@ -14,7 +14,9 @@ from securevfl.core import files
 from securevfl.core.column_names import keys_in_clear
 from securevfl.desk.report import plots
 from securevfl.desk.report.overview import (
+    ACCOUNTED,
     NOT_SIMULATED,
+    PROMISED,
     channel_picture,
     epsilon_by_release,
     ledger_findings,
@@ -84,7 +86,9 @@ def write_report(run: Path, config: FederationConfig | None = None) -> Path:
         uncovered=[channel["channel"] for channel in shown if channel["mark"] == "not covered"],
         unseen=NOT_SIMULATED if metrics["mode"] == "simulated" else (),
         privacy=privacy,
-        promised=promised_figures(privacy),
+        promised=promised_figures(privacy, PROMISED),
+        accounted=promised_figures(privacy, ACCOUNTED),
+        most_epochs=config.training.epochs,
         channels=[channel for channel in shown if channel["to"] != "nobody"],
         unsent=[
             f"{channel['channel']} ({channel['reveals']})"

@@ -120,7 +120,12 @@ def write_secondary_page(party: Path, config: FederationConfig | None = None) ->
         began=trained[0].time if trained else "before anything was planned",
         links=None if facts["links"] is None else links_in_words(LinksCounted(**facts["links"])),
         left=_channel_rows(config, trained, facts),
-        cost=_cost(trained, book.total(privacy.unit, delta=privacy.delta), runs=runs),
+        cost=_cost(
+            trained,
+            book.total(privacy.unit, delta=privacy.delta),
+            runs=runs,
+            predictions=prediction_budget(config, asked, party=facts["party"]),
+        ),
         limit=_limit(book, privacy.unit, table=facts["table"]),
         predictions=_predictions(config, asked, party=facts["party"]),
         ledger=_ledger_place(party),
@@ -173,8 +178,14 @@ def _channel_rows(
     ]
 
 
-def _cost(trained: Sequence[Session], total: float, *, runs: int) -> dict[str, Any]:
-    """Return the run's cost as a plain sentence, a statement and figures."""
+def _cost(
+    trained: Sequence[Session], total: float, *, runs: int, predictions: PredictionBudget
+) -> dict[str, Any]:
+    """Return the run's cost as a plain sentence, a statement and figures.
+
+    The sentence is of the training and all predictions together, which it adds: each holds at its
+    delta, both together at the sum of these ([DR14] Theorem 3.16).
+    """
     if not any(session.has_spent for session in trained):
         plain = "Nothing was released, and nothing was spent."
         return {"plain": plain, "statement": None, "warned": False}
@@ -189,9 +200,16 @@ def _cost(trained: Sequence[Session], total: float, *, runs: int) -> dict[str, A
     if statement.hides is None:
         plain = "Nothing bounds what a partner may find out: no noise was added."
     else:
+        training, more = max(spent, last.plan.epsilon(last.noise_share_std)), predictions.budget
+        together = training + (more or 0.0)
+        parts = f"{epsilon_in_words(training)} by the training"
+        if more is not None:
+            parts += f" and up to {more:g} by all predictions of its model"
         plain = (
             f"A partner who is 1 % sure that {statement.hides} may become "
-            f"{suspicion_in_words(max(spent, last.plan.epsilon(last.noise_share_std)))} sure."
+            f"{suspicion_in_words(together)} sure by all that this run shows: epsilon = "
+            f"{epsilon_in_words(together)}, {parts}, except with a probability of delta = "
+            f"{privacy.delta * (1 if more is None else 2):g}."
         )
     return {
         "plain": plain,

@@ -5,7 +5,6 @@ import textwrap
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path, PurePath
 from typing import Any, Final
 
@@ -29,7 +28,6 @@ from securevfl.data.sources.settings import (
 from securevfl.data.tables import KeyTable, default_validation_fraction
 from securevfl.desk.setup import check, proposed_columns, spelling
 from securevfl.desk.setup.proposal import ColumnUse, Proposal, Wishes, propose
-from securevfl.dp.statement import bounded_statement
 from securevfl.linkage.metrics.metric import KeySpec
 from securevfl.linkage.stage.party_keys import read_keys
 
@@ -138,17 +136,8 @@ def _training(proposal: Proposal, chosen: Mapping[str, Any]) -> str:
 
 
 def _privacy(proposal: Proposal, chosen: Mapping[str, Any]) -> str:
-    statement = bounded_statement(
-        unit="secondary-record",
-        encoder="symbols" if proposal.classes == 2 else chosen["encoder"],
-        epsilon=proposal.epsilon,
-        delta=proposal.delta,
-        parties=len(proposal.tables) - 1,
-        colluding=0,
-        links_per_record=chosen["links_per_record"],
-    )
     return _lines(
-        _comment(f"What is promised: {statement.text}"),
+        _comment("What this promises, in a sentence to sign: securevfl check FED.toml."),
         "[privacy]",
         f"epsilon = {float(proposal.epsilon)!r}",
         f"delta = {proposal.delta:g}" + _aside("well below 1 over the records of a table"),
@@ -177,28 +166,16 @@ def _served_comment(proposal: Proposal) -> list[str]:
     return [_comment(" ".join(notes))]
 
 
-def _protection_of(proposal: Proposal) -> str:
-    """Return the protection of keys: PSI for ids if it is installed, else none."""
-    return "psi" if proposal.keys.metric == "exact" and find_spec("rbcl") else "none"
-
-
 def _protection(proposal: Proposal) -> list[str]:
-    if _protection_of(proposal) == "psi":
-        return [
-            _comment(
-                'protection = "psi": a secondary sees which rows have one of its ids, and no other '
-                "key; the primary sees how many ids a secondary has (pad_to hides it)."
-            )
-        ]
-    shown = proposal.keys.key_warning
-    return [
-        _comment(
-            'protection = "none": every secondary sees the keys of the primary\'s rows. "bloom", '
-            '"shares" and "paillier" hide them, with the help of a party without a table '
+    keys, more = proposal.keys, ""
+    if keys.protection == "none":
+        more = (
+            ' "bloom", "shares" and "paillier" hide them, with the help of a party without a table '
             "(docs/linkage.md); check says who learns what."
-        ),
-        *([] if shown is None else [_comment(f"Warning: {shown}.")]),
-    ]
+        )
+    text = f'protection = "{keys.protection}": {keys.protection_reason}.{more}'
+    shown = keys.key_warning
+    return [_comment(text), *([] if shown is None else [_comment(f"Warning: {shown}.")])]
 
 
 def _linkage(proposal: Proposal, chosen: Mapping[str, Any]) -> str:
@@ -210,7 +187,7 @@ def _linkage(proposal: Proposal, chosen: Mapping[str, Any]) -> str:
         *_protection(proposal),
         "[linkage]",
         f"metric = {toml_value(proposal.keys.metric)}",
-        f"protection = {toml_value(_protection_of(proposal))}",
+        f"protection = {toml_value(proposal.keys.protection)}",
         *(
             f"{name} = {toml_value(value)}" + _aside("the tables spell equal keys differently")
             for name, value in proposal.spelling.items()

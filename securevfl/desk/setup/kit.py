@@ -6,28 +6,31 @@ federation file.
 
 ``securevfl check FED.toml --name NAME --identity DIR --peers`` runs at all parties at the same
 time: the primary listens at its port and the others call it, as in a run. Each sends the other its
-version, its clock and the hash of its federation file, and nothing of a table.
+version, its clock, the hash of its federation file, and the form of its keys.
 """
 
 import base64
 import datetime
+import json
 import re
 import shutil
 import string
 import sys
 import time
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import ClassVar, Final
 
-from securevfl.config.federation import FederationConfig
+from securevfl.config.federation import FederationConfig, key_spec
 from securevfl.config.reading import parse_federation, read_federation
 from securevfl.config.sections import parse_address
 from securevfl.core import checks, errors, files
 from securevfl.core.errors import ConfigError
+from securevfl.core.settings import read_settings
+from securevfl.desk.setup.spelling import KeyForm, compare_forms, forms_of_party, made_up_text
 from securevfl.federation.session.handshake import transport_limits
 from securevfl.transport import identity
 from securevfl.transport.connection import check_pins
@@ -44,6 +47,7 @@ CLOCK_TOLERANCE_S: Final = 60.0
 
 _ANSWER_S: Final = 10.0
 _LONGEST_WORD: Final = 80
+_LONGEST_FORMS: Final = 10_000
 _GROUP: Final = 5
 _SPOKEN: Final = 30
 
@@ -56,16 +60,18 @@ class CheckKind(MessageKind):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeerFacts(DeclaredMessage):
-    """Before a run: this party's version of securevfl, its clock, and its file's digest."""
+    """Before a run: a party's version, its clock, its file's digest, and the form of its keys."""
 
     KIND: ClassVar = CheckKind.PEER_FACTS
     WAY: ClassVar = "primary and caller, to each other"
-    COVERS: ClassVar = {"no record": "version digest clock_s lengths"}
+    COVERS: ClassVar = {"no record": "version digest clock_s lengths", "linkage": "forms"}
 
     version: str
     digest: str
     clock_s: float
     """Seconds since 1970."""
+    forms: str = "[]"
+    """Form of each key column as JSON, of :class:`securevfl.desk.setup.spelling.KeyForm`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,6 +105,7 @@ def run_peer_checks(
     runs: Path,
     wait_s: float,
     listen: str | None = None,
+    data_root: Path | None = None,
 ) -> Iterator[PeerFinding]:
     """Check this party and, if it is ready, its peers.
 
@@ -109,6 +116,7 @@ def run_peer_checks(
         runs: Where its run folders will be.
         wait_s: Seconds within which the others must connect.
         listen: Address at which the primary listens; None: that in the file.
+        data_root: Where the party's table lies; None: here.
     """
     config.party(name)
     fine = True
@@ -116,8 +124,13 @@ def run_peer_checks(
         fine &= not result.exit_code
         yield result
     if fine:
-        own = Identity.load(folder, name)
-        yield from look_at_peers(config, own, wait_s=wait_s, listen=listen)
+        own, forms = Identity.load(folder, name), list[KeyForm | None]()
+        try:
+            forms = forms_of_party(config, name, data_root or Path())
+        except errors.DataError as error:
+            text = f"how parties write their keys is not compared: {error}"
+            yield PeerFinding(what="keys", text=text, warns=True)
+        yield from look_at_peers(config, own, forms, wait_s=wait_s, listen=listen)
 
 
 def look_here(
@@ -157,19 +170,26 @@ def look_here(
 
 
 def look_at_peers(
-    config: FederationConfig, identity: Identity, *, wait_s: float, listen: str | None = None
+    config: FederationConfig,
+    identity: Identity,
+    forms: Sequence[KeyForm | None],
+    *,
+    wait_s: float,
+    listen: str | None = None,
 ) -> Iterator[PeerFinding]:
-    """Connect to every peer as in a run, and compare version, file and clock.
+    """Connect to every peer as in a run, and compare version, file, clock and form of keys.
 
     Args:
         config: The federation file, with the peers' public keys.
         identity: This party's own.
+        forms: The forms of its key columns; empty if they are not known.
         wait_s: Seconds within which the others must connect.
         listen: Address at which the primary listens; None: that in the file.
 
     Reveals:
-        To every peer: this party's version, its clock, and the federation file's digest.
+        To every peer: this party's version, its clock, the federation file's digest, and the forms.
     """
+    own = own_facts(config, forms)
     primary, work = config.primary.name, config.waits.work
     work_s = work.primary_s if identity.name == primary else work.for_primary_s
     limits = transport_limits(config, work_s=work_s)
@@ -191,30 +211,40 @@ def look_at_peers(
                 limits=limits,
                 purpose="securevfl-check",
             ) as star:
-                yield from _as_primary(star, config, wait_s)
+                yield from _as_primary(star, config, own, wait_s)
         else:
             with SecondaryTransport(
                 place, identity, pinned, config.ranks, limits=limits, purpose="securevfl-check"
             ) as star:
                 star.connect(wait_s)
-                star.send(_own_facts(config).to_message())
+                star.send(replace(own, clock_s=time.time()).to_message())
                 # The primary may wait as long for each of those that called before.
                 answer_s = _ANSWER_S * (1 + len(config.callers))
                 answer = star.receive(CheckKind.PEER_FACTS, round_number=None, deadline_s=answer_s)
-                yield from compare_peer(config, answer)
+                yield from compare_peer(config, own, answer)
     except errors.ConfigError as error:
         yield PeerFinding(what="port", text=str(error), exit_code=2)
     except errors.ProtocolError as error:
         yield PeerFinding(what=error.party or primary, text=str(error), exit_code=3)
 
 
+def own_facts(config: FederationConfig, forms: Sequence[KeyForm | None]) -> PeerFacts:
+    """Return what this party sends: its version, clock, file's digest and key forms."""
+    return PeerFacts(
+        version=__version__,
+        digest=config.digest,
+        clock_s=time.time(),
+        forms=json.dumps([None if form is None else asdict(form) for form in forms]),
+    )
+
+
 def _as_primary(
-    star: PrimaryTransport, config: FederationConfig, wait_s: float
+    star: PrimaryTransport, config: FederationConfig, own: PeerFacts, wait_s: float
 ) -> Iterator[PeerFinding]:
     met: dict[str, Message] = {}
 
     def meet(name: str) -> None:
-        star.send(name, _own_facts(config).to_message())
+        star.send(name, replace(own, clock_s=time.time()).to_message())
         met[name] = star.receive(
             name, CheckKind.PEER_FACTS, round_number=None, deadline_s=_ANSWER_S
         )
@@ -224,7 +254,7 @@ def _as_primary(
     star.wait_for_parties(wait_s + _ANSWER_S, meet, lambda waited_s: waited_s >= wait_s)
     for name in star.secondaries:
         if name in met:
-            yield from compare_peer(config, met[name])
+            yield from compare_peer(config, own, met[name])
         else:
             refused = "; ".join(star.refusals)
             more = f"; turned away meanwhile: {refused}" if refused else ""
@@ -232,16 +262,18 @@ def _as_primary(
             yield PeerFinding(what=name, text=text, exit_code=3)
 
 
-def _own_facts(config: FederationConfig) -> PeerFacts:
-    return PeerFacts(version=__version__, digest=config.digest, clock_s=time.time())
-
-
-def compare_peer(config: FederationConfig, message: Message) -> Iterator[PeerFinding]:
-    """Compare a peer's version, file and clock with this party's.
+def compare_peer(
+    config: FederationConfig, own: PeerFacts, message: Message
+) -> Iterator[PeerFinding]:
+    """Compare a peer's version, file, clock and form of keys with this party's.
 
     Args:
         config: This party's federation file.
+        own: What this party sends.
         message: The peer's :class:`PeerFacts`.
+
+    Raises:
+        ProtocolError: If the peer's forms are none.
     """
     theirs, name = PeerFacts.from_message(message), message.sender
     ahead_s = theirs.clock_s - time.time()
@@ -259,6 +291,28 @@ def compare_peer(config: FederationConfig, message: Message) -> Iterator[PeerFin
     if not wrong:
         text = f"{name}: reached; same file, same version, clocks {abs(ahead_s):.0f} s apart"
         yield PeerFinding(what=name, text=text)
+        mine, primary = _read_forms(own.forms), config.primary.name
+        forms = {"this party": mine, name: _read_forms(theirs.forms, of=name)}
+        if name == primary:
+            forms = dict(reversed(forms.items()))
+        said, few = compare_forms(key_spec(config), forms)
+        if said is not None:
+            yield PeerFinding(what=name, text=f"{name}: {said}", warns=few)
+
+
+def _read_forms(text: str, *, of: str = "") -> list[KeyForm | None]:
+    """Return the forms that a party sent; all texts are made up again, and so printable."""
+    try:
+        listed = json.loads(text) if len(text) <= _LONGEST_FORMS else None
+        if not isinstance(listed, list):
+            raise ValueError
+        forms = [None if one is None else read_settings(KeyForm, one, where=of) for one in listed]
+    except (ValueError, RecursionError, TypeError, ConfigError):
+        raise errors.ProtocolError(f"{of}: sent forms of keys that are none") from None
+    return [
+        form and replace(form, texts=tuple(made_up_text(text) for text in form.texts))
+        for form in forms
+    ]
 
 
 FEDERATION: Final = "federation.toml"

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Final
 
 from securevfl.config.encoder import NEIGHBOURS
@@ -43,9 +44,24 @@ class KeyProposal:
         return self.metric in ("great-circle", "euclidean")
 
     @property
+    def protection(self) -> str:
+        """``linkage.protection``: PSI for ids if it is installed, else none."""
+        return "psi" if self.metric == "exact" and find_spec("rbcl") else "none"
+
+    @property
+    def protection_reason(self) -> str:
+        """Who sees which keys under this protection, as one sentence."""
+        if self.protection == "psi":
+            return (
+                "a secondary sees which rows have one of its ids, and no other key; the primary "
+                "sees how many ids a secondary has (pad_to hides it)"
+            )
+        return "every secondary sees the keys of the primary's rows"
+
+    @property
     def key_warning(self) -> str | None:
         """Warning about keys that the proposed file shows, or None."""
-        return keys_in_clear("none", next(iter(self.columns.values())))
+        return keys_in_clear(self.protection, next(iter(self.columns.values())))
 
 
 _SPELLED: Final = {"words", "text", "date"}

@@ -10,10 +10,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
+from securevfl.config.federation import FederationConfig, key_spec
+from securevfl.data.cells import texts_of
+from securevfl.data.sources.read import read_frame
+from securevfl.data.sources.settings import Wanted
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.metrics.exact import Exact, exact_texts
 from securevfl.linkage.metrics.metric import KeySpec
@@ -230,6 +235,64 @@ def form_of(texts: Sequence[str], *, rows: int, zone: Zone | None) -> KeyForm | 
         repeats=_is_common(rows - len(texts), rows),
         zone=zone,
     )
+
+
+def forms_of_party(config: FederationConfig, name: str, data_root: Path) -> list[KeyForm | None]:
+    """Return the form of each key column of a party's table, in the federation file's order.
+
+    Args:
+        config: The federation file.
+        name: The party.
+        data_root: Where relative paths start.
+
+    Raises:
+        DataError: If the table can't be read.
+
+    Reveals:
+        To whoever sees them: as :func:`form_of`.
+    """
+    party, spec = config.party(name), key_spec(config)
+    if party.is_helper or "text" not in spec.kinds.values():
+        return []
+    frame = read_frame(
+        data_root / party.data,
+        where=f"table {data_root / party.data}",
+        reading=party.reading,
+        wanted=Wanted(as_text=party.key, expected=party.key),
+    )
+    return [
+        form_of(texts_of(frame[column])[1], rows=int(frame[column].count()), zone=None)
+        if column in frame
+        else None
+        for column in party.key
+    ]
+
+
+def compare_forms(
+    spec: KeySpec, forms: Mapping[str, Sequence[KeyForm | None]]
+) -> tuple[str | None, bool]:
+    """Return what two tables' key forms say of links, and whether few are likely.
+
+    Args:
+        spec: Which keys are compared.
+        forms: The forms of the primary's key columns and of a secondary's, by party.
+
+    Returns:
+        A sentence, or None if a table has no form; and True if it names a cause of few links.
+    """
+    mine, theirs = forms.values()
+    if len(mine) != len(theirs) or not any(
+        first and other and first.texts and other.texts
+        for first, other in zip(mine, theirs, strict=True)
+    ):
+        return None, False
+    better = better_by_forms(spec, mine, theirs)
+    if better is not None:
+        return f"keys are written differently: {better.in_words()}", True
+    doubts = doubts_about_forms(spec, None, forms)
+    if doubts:
+        return "; ".join(doubts), True
+    return "keys have a form in common", False
 
 
 def zone_of(share: float, rows: int) -> Zone:

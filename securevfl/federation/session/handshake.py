@@ -3,7 +3,7 @@
 import hashlib
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
@@ -313,6 +313,7 @@ def join_session(
     predicts: bool = False,
     patience_s: float | None = None,
     returning: bool = False,
+    on_busy: Callable[[str], None] = lambda _text: None,
 ) -> Iterator[Joined]:
     """Join the session that the primary holds, and leave it in the end.
 
@@ -328,6 +329,7 @@ def join_session(
         patience_s: Seconds that all parties may take to join; default: the federation file's.
         returning: Whether this party was in a session of the run before, and the primary may not
             know yet that it has lost it.
+        on_busy: Receives once what the primary does, if it is something else than a run.
 
     Raises:
         ProtocolError: If the primary cannot be reached, is not who the file says, or goes on from
@@ -346,7 +348,7 @@ def join_session(
         limits=transport_limits(config, work_s=config.waits.work.for_primary_s),
     )
     with transport:
-        transport.connect(wait.primary_s, returning=returning)
+        transport.connect(wait.primary_s, returning=returning, on_busy=on_busy)
         rank = config.ranks[identity.name]
         key = SessionKey(session=transport.session, rank=rank, name=identity.name)
         transport.send(

@@ -301,7 +301,7 @@ READS: Final = (
     ),
     _read(ComputingDealing(number=4, words=_NUMBERS.reshape(-1)), count=_NUMBERS.size),
     _read(ComputingDone()),
-    _read(PeerFacts(version="0.3.0", digest="0" * 64, clock_s=1.8e9)),
+    _read(PeerFacts(version="0.3.0", digest="0" * 64, clock_s=1.8e9, forms="[]")),
     _read(Ping(full=True)),
 )
 """Every message that checks what it reads, and those that hold nothing."""

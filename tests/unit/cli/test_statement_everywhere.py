@@ -79,16 +79,22 @@ def test_a_run_shows_it_on_the_console_in_its_figures_and_in_its_report(
     """Word by word, and in a warning's colour where there is one; nowhere green."""
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
-    ended = securevfl(capfd, "simulate", federation(tmp_path, privacy), "--out", tmp_path / "run")
+    path = federation(tmp_path, privacy)
+    ended = securevfl(capfd, "simulate", path, "--out", tmp_path / "run")
     assert ended.code == 0, ended.err
 
     plain = " ".join(line.plain.strip() for line in AnsiDecoder().decode(ended.out))
-    assert f"privacy: {text} " in plain
     assert colours(ended.out, text) == ({YELLOW} if warned else set())
 
     figures = json.loads((tmp_path / "run" / "metrics.json").read_text())["privacy"]
     assert figures["statement"] == text
     assert (figures["warning"] is not None) == warned
+    # Check and the report have the whole sentence; a run has what warns of it.
+    assert (f"privacy: {figures['warning']} " in plain) == warned
+    assert "Suppose" not in plain
+    checked = securevfl(capfd, "check", path).out
+    lines = " ".join(line.plain.strip() for line in AnsiDecoder().decode(checked))
+    assert f"promise: {text} " in lines
     assert figures["total_epsilon"] == figures["epsilon"]
 
     report = (tmp_path / "run" / "report.html").read_text()

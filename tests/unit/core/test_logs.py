@@ -85,3 +85,17 @@ def test_a_command_writes_json_lines(tmp_path: Path, capfd: pytest.CaptureFixtur
     assert {"stage", "links-counted", "round", "epoch", "ended"} <= set(events)
     assert next(line for line in lines if line["event"] == "round")["level"] == "debug"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_log_is_appended_to_no_other_file(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """By its own name or a link to it: a table that a command reads stays as it is."""
+    table = tmp_path / "bank.csv"
+    table.write_text("id,y\n1,0\n")
+    (tmp_path / "link.csv").hardlink_to(table)
+    for path in (table, tmp_path / "link.csv"):
+        ended = securevfl(capfd, "--log-json", path, "ledger", "show", table)
+        assert ended.code == 2
+        assert "is no log of securevfl" in ended.complaint
+    assert table.read_text() == "id,y\n1,0\n"

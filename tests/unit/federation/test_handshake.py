@@ -283,7 +283,7 @@ class Quiet:
     def __exit__(self, *_error: object) -> None:
         """Nothing is held."""
 
-    def connect(self, _patience_s: float, *, returning: bool) -> None:
+    def connect(self, _patience_s: float, *, returning: bool, on_busy: object) -> None:
         assert not returning
 
     def send(self, _message: Message) -> None:

@@ -1,5 +1,6 @@
 """A run's report: what a reader must find on it, in the light and in the dark."""
 
+import html
 import re
 from pathlib import Path
 
@@ -50,14 +51,23 @@ def test_a_report_says_when_and_of_which_rows(tmp_path: Path) -> None:
     assert sum(run.metrics["rows"].values()) == 60
     assert "records; half of these rows within" in page
     assert "prefers-color-scheme: dark" in page
-    assert "in clear" not in page
+    assert "tell where a row is" in page
+    promise, _, appendix = page.partition("Appendix: figures of the accounting")
+    assert "formula" not in promise
+    assert "epsilon by the papers' formula (no guarantee)" in html.unescape(appendix)
+    assert "1 epoch;" in page
 
 
 @pytest.mark.parametrize("name", ["full_name", "birthDate", "Kunden-Nr", "card_number", "email"])
 def test_keys_of_people_in_clear_are_a_warning(name: str) -> None:
     assert name in (keys_in_clear("none", ["x", name]) or "")
     assert keys_in_clear("bloom", [name]) is None
-    assert keys_in_clear("none", ["lon", "lat", "x0"]) is None
+    assert keys_in_clear("none", ["x0"]) is None
+
+
+def test_places_of_homes_in_clear_are_a_warning() -> None:
+    assert "of homes, who lives there" in (keys_in_clear("none", ["lon", "homeLatitude"]) or "")
+    assert keys_in_clear("shares", ["lon", "lat"]) is None
 
 
 @pytest.mark.parametrize("ground", ["#ffffff", "#14181d"])

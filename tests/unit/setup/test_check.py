@@ -69,7 +69,7 @@ def test_it_lists_features_keys_links_and_costs(tmp_path: Path, capfd: Capture) 
 def test_people_read_it_too(tmp_path: Path, capfd: Capture) -> None:
     path, _ = federation(tmp_path)
 
-    ended = securevfl(capfd, "check", path)
+    ended = securevfl(capfd, "check", path, "--long")
 
     assert ended.code == 0, ended.err
     assert ended.err == ""
@@ -83,6 +83,31 @@ def test_people_read_it_too(tmp_path: Path, capfd: Capture) -> None:
         "nothing is wrong; next: securevfl simulate",
     ):
         assert said in " ".join(ended.out.split())
+    assert '(not covered by epsilon: protection = "none"; about all, to all)' in " ".join(
+        ended.out.split()
+    )
+
+
+def test_a_decision_takes_forty_lines(tmp_path: Path, capfd: Capture) -> None:
+    """Of three parties: who has what, links, the sentence to sign, who learns what, the verdict."""
+    path, _ = federation(tmp_path)
+
+    ended = securevfl(capfd, "check", path)
+
+    lines = ended.out.splitlines()
+    assert ended.code == 0, ended.err
+    assert len(lines) <= 40, ended.out
+    assert [line for line in lines if len(line) > 80 and str(tmp_path) not in line] == []
+    text = " ".join(ended.out.split())
+    for shown in (
+        "bank-1: secondary, 240 rows; 3 features of x0, x1, x2",
+        "links of bank-2: 240 of 240 rows (100%)",
+        "a factor of 2,981 (epsilon = 8)",
+        "learns: not covered: linkage (the primary: ",
+        "'lon', 'lat' tell where a row is: of homes, who lives there",
+        "nothing is wrong; next: securevfl simulate",
+    ):
+        assert shown in text
 
 
 def test_everything_wrong_at_once(tmp_path: Path, capfd: Capture) -> None:

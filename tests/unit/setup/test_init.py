@@ -42,7 +42,7 @@ def of_people(folder: Path) -> list[object]:
 
 
 def test_the_readme_tables_run_without_an_edit(tmp_path: Path, capfd: Capture) -> None:
-    """With the settings that gain most, and the promise that the file's comment makes."""
+    """With the settings that gain most, and the promise that check has in words."""
     ended, out = init(capfd, tmp_path, *of_housing(tmp_path), *BOUNDS)
     assert ended.code == 0, ended.err
     config = read_federation(out)
@@ -59,7 +59,11 @@ def test_the_readme_tables_run_without_an_edit(tmp_path: Path, capfd: Capture) -
     assert run.code == 0, run.err
     privacy = json.loads(run.out)["privacy"]
     assert privacy["epsilon"] <= 2.0
-    assert privacy["statement"] in " ".join(comments(out))
+    checked = " ".join(securevfl(capfd, "check", out).out.split())
+    assert privacy["statement"] in checked
+    # It is said once, where it is to be signed.
+    assert "Suppose" not in " ".join(comments(out))
+    assert "Suppose" not in securevfl(capfd, "simulate", out, "--out", tmp_path / "again").out
 
 
 def test_names_dates_and_gaps_run_without_an_edit(tmp_path: Path, capfd: Capture) -> None:

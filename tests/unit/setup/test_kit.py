@@ -17,9 +17,10 @@ import pytest
 from helpers.command_line import securevfl
 
 from securevfl import read_federation
-from securevfl.core.errors import ConfigError
+from securevfl.core.errors import ConfigError, SecureVflError
 from securevfl.desk.setup import kit
-from securevfl.desk.setup.kit import PeerFacts, PeerFinding
+from securevfl.desk.setup.kit import PeerFinding
+from securevfl.desk.setup.spelling import forms_of_party
 from securevfl.testing import write_federation
 from securevfl.transport.identity import Identity, expiring
 from securevfl.transport.star import PrimaryTransport, SecondaryTransport, new_session
@@ -228,11 +229,83 @@ def test_a_party_that_does_not_come_is_named(kits: Path) -> None:
 
 def test_versions_and_clocks_are_compared(kits: Path) -> None:
     config = read_federation(kits / "agency" / kit.FEDERATION)
-    facts = PeerFacts(version="0.1\x1b[2J", digest=config.digest, clock_s=0.0).to_message()
+    own = kit.own_facts(config, [])
+    facts = replace(own, version="0.1\x1b[2J", clock_s=0.0).to_message()
     facts = replace(facts, sender="bank-1")
-    told = wrong(list(kit.compare_peer(config, facts)))
+    told = wrong(list(kit.compare_peer(config, own, facts)))
     assert "has securevfl 0.1 [2J, and this party" in told
     assert "s behind this one; set both by NTP" in told
+
+
+SPELLED = """
+federation = {name = "loans", task = "binary"}
+encoder = {method = "auto"}
+privacy = {epsilon = 8.0, delta = 1e-6}
+linkage = {metric = "exact", protection = "none"}
+[[party]]
+name = "bank"
+role = "primary"
+data = "bank.csv"
+key = ["id"]
+label = "y"
+address = "127.0.0.1:0"
+[[party]]
+name = "bureau"
+role = "secondary"
+data = "bureau.csv"
+key = ["id"]
+scaling = "bounds"
+bounds = [0, 1]
+"""
+
+
+@pytest.mark.parametrize(
+    ("spell", "says", "few"),
+    [
+        (lambda number: f"{number:08d}", "with linkage.strip_zeros = true", True),
+        (
+            lambda number: f"{number}/{number}",
+            "like 999999, those of bureau like 999999-99",
+            True,
+        ),
+        (str, "keys have a form in common", False),
+    ],
+    ids=["zeros", "no setting", "alike"],
+)
+def test_the_likeliest_cause_of_few_links_is_named_before_a_run(
+    spell: Callable[[int], str], says: str, few: bool, tmp_path: Path
+) -> None:
+    """By the forms of both parties' keys, which hold no value; both ends say the same."""
+    (tmp_path / "fed.toml").write_text(SPELLED)
+    keys = range(100_000, 100_400)
+    rows = {"bank": [f"{key},{key % 2}" for key in keys]}
+    rows["bureau"] = [f"{spell(key)},0.5" for key in keys]
+    for name, column in (("bank", "y"), ("bureau", "x")):
+        (tmp_path / f"{name}.csv").write_text("\n".join([f"id,{column}", *rows[name]]) + "\n")
+    config = read_federation(tmp_path / "fed.toml")
+    facts = {
+        name: kit.own_facts(config, forms_of_party(config, name, tmp_path))
+        for name in ("bank", "bureau")
+    }
+    assert "1002" not in facts["bank"].forms + facts["bureau"].forms
+
+    for own, peer in (("bank", "bureau"), ("bureau", "bank")):
+        message = replace(facts[peer].to_message(), sender=peer)
+        _, finding = kit.compare_peer(config, facts[own], message)
+        assert says.replace("of bureau", "of this party" if own == "bureau" else "of bureau") in (
+            finding.text
+        )
+        assert finding.warns == few
+        assert not finding.exit_code
+
+
+def test_forms_that_are_none_are_refused(kits: Path) -> None:
+    config = read_federation(kits / "agency" / kit.FEDERATION)
+    own = kit.own_facts(config, [])
+    for forms in ("{", "{}", "[7]", '[{"texts": 3}]', "[" * 9_000, '["a"]' + " " * 20_000):
+        message = replace(replace(own, forms=forms).to_message(), sender="bank-1")
+        with pytest.raises(SecureVflError, match="bank-1: sent forms of keys that are none"):
+            list(kit.compare_peer(config, own, message))
 
 
 def test_the_command_ends_with_the_code_of_what_it_found(
@@ -287,6 +360,23 @@ def test_a_party_that_was_in_check_peers_may_join_the_run(kits: Path, port: int)
             assert joined == ["bank-1"]
             assert not star.busy
             assert star.failure is None
+
+
+def test_a_party_says_that_the_primary_is_still_in_check_peers(kits: Path, port: int) -> None:
+    """Once, and not at every call."""
+    config = read_federation(kits / "agency" / kit.FEDERATION)
+    own = Identity.load(kits / "bank-1" / kit.IDENTITY, "bank-1")
+    notes: list[str] = []
+    looking = threading.Thread(target=lambda: look(kits, "agency", wait_s=4.0))
+    looking.start()
+    with (
+        SecondaryTransport(("127.0.0.1", port), own, kit.pinned_by(config), config.ranks) as party,
+        pytest.raises(SecureVflError),
+    ):
+        party.connect(4.0, on_busy=notes.append)
+    looking.join(60)
+    (note,) = notes
+    assert "it is still in securevfl check --peers" in note
 
 
 def test_a_primary_that_no_other_machine_reaches_is_objected_to(
