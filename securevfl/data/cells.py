@@ -230,6 +230,7 @@ _GROUPED: Final = re.compile(
 )
 _TRIED_FIRST: Final = 100
 _LONGEST: Final = 100
+_FEWEST_DATES: Final = 3
 
 _CURRENCIES: Final = "".join(
     chr(code) for code in range(0x10000) if unicodedata.category(chr(code)) == "Sc"
@@ -241,7 +242,10 @@ _SIGNED: Final = re.compile(
     rf"(?P<before>[{_CURRENCIES}])[{_SPACES}]*(?P<amount>[+\-\u2212]?[\d.,].*)"
     rf"|(?P<number>[\d.,].*?)[{_SPACES}]*(?P<after>[%{_CURRENCIES}]))"
 )
-_WITH_UNIT: Final = re.compile(rf"(?P<number>[+-]?[\d.,]+)[{_SPACES}]?(?P<unit>[^\W\d_]{{1,10}})")
+_WITH_UNIT: Final = re.compile(
+    rf"(?P<before>[A-Za-z]{{1,3}}\.?)?[{_SPACES}]?(?P<number>[+-]?[\d.,'_{_SPACES}]*\d)"
+    rf"(?(before)|[{_SPACES}]?(?P<unit>[^\W\d_]{{1,10}}))"
+)
 _BRACKETED: Final = re.compile(r"\((?P<number>[^()]+)\)")
 
 
@@ -266,10 +270,13 @@ def is_number(cell: str) -> bool:
 
 
 def unit_of(cells: Iterable[str]) -> str | None:
-    """Return the unit that stands behind the number of every cell, such as ``kg``; None if none."""
+    """Return the unit at the number of every cell; None if there is none.
+
+    It stands behind the number, such as ``kg``; up to three letters of a currency may stand before.
+    """
     matches = [_WITH_UNIT.fullmatch(cell) for cell in cells]
     units = {
-        match["unit"] if match is not None and _is_plain(match["number"]) else None
+        match["before"] or match["unit"] if match and _is_plain(match["number"]) else None
         for match in matches
     }
     return units.pop() if len(units) == 1 else None
@@ -284,6 +291,17 @@ def is_bracketed(cell: str) -> bool:
 
 def _is_plain(text: str) -> bool:
     return any(form.fullmatch(text) for form in (_WHOLE, _DECIMAL, _GROUPED))
+
+
+def are_whole_dates(numbers: Float64[np.ndarray, " rows"]) -> bool:
+    """Return whether numbers are dates of 1900 to 2099, written as 20201231, and several."""
+    present = np.unique(numbers[~np.isnan(numbers)])
+    if len(present) < _FEWEST_DATES or present[0] < 19000101 or present[-1] > 20991231:
+        return False
+    if (present % 1).any():
+        return False
+    texts = pd.Series(present.astype(np.int64)).astype("str")
+    return bool(pd.to_datetime(texts, format="%Y%m%d", errors="coerce").notna().all())
 
 
 def has_decimal_comma(cells: Iterable[str]) -> bool:

@@ -10,6 +10,7 @@ import datetime
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -20,6 +21,7 @@ from jaxtyping import Bool, Float64, Int64
 
 from securevfl.core.conventions import Task
 from securevfl.core.errors import DataError
+from securevfl.data import doubts
 from securevfl.data.cells import (
     dates_of,
     days_since_epoch,
@@ -167,7 +169,11 @@ def read_key_table(
     columns_read = [*kinds, *([truth] if truth is not None else [])]
     wanted = Wanted(columns=columns_read, needed=columns_read, as_text=texts)
     frame = read_frame(path, where=where, reading=reading, wanted=wanted)
-    return key_table_of_frame(frame, name=name, key=kinds, truth=truth, where=where)
+    stopping, notes = doubts.ask(doubts.TableInUse(frame=frame, key=tuple(kinds)), where=where)
+    if stopping:
+        raise DataError(stopping[0])
+    table = key_table_of_frame(frame, name=name, key=kinds, truth=truth, where=where)
+    return replace(table, notes=notes)
 
 
 def key_table_of_frame(
@@ -384,7 +390,8 @@ def split_places(
     )
     values = frame[column]
     if kind == "group":
-        places = pd.factorize(key_texts(values, where=where))[0]
+        numbers = pd.api.types.is_numeric_dtype(values)
+        places = pd.factorize(values if numbers else key_texts(values, where=where))[0]
     else:
         places = np.unique(_times(values, where=where), return_inverse=True)[1]
     return places.astype(np.int64)

@@ -169,6 +169,8 @@ def _look(
             exclude=exclude if numeric else [*exclude, *keys],
             truth=truth,
             keys_are_inputs=config.source["model"].get("keys_as_features") is True,
+            text_key=() if numeric else keys,
+            random_split=config.training.split_column is None,
         )
     except ConfigError:
         return  # the rules of the file say so
@@ -203,6 +205,8 @@ def _look(
         party_check.table = replace(fitted.table, link_columns=link_columns)
         party_check.warnings += table_warnings(config, party, fitted.table)
         party_check.keys = keys_of(key_spec(config), party_check.table)
+    else:
+        party_check.warnings += [f"{party.name}: {text}" for text in fitted.notes]
 
 
 def _take(
