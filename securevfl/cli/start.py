@@ -225,6 +225,8 @@ def _print_proposal(proposal: "Proposal", out: Path) -> None:
     for reason in (*proposal.keys.reasons, *proposal.spelling_shares):
         tell(f"keys: {reason}")
     tell(f"task: {proposal.task} ({proposal.task_reason})")
+    if proposal.positive_in_words:
+        tell(proposal.positive_in_words)
     for name, served in proposal.served.items():
         tell(f"links: of {name}, {served.in_words()}")
         if (warning := served.warning(name)) is not None:

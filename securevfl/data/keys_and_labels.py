@@ -23,6 +23,7 @@ from securevfl.core.conventions import Task
 from securevfl.core.errors import DataError
 from securevfl.data import doubts
 from securevfl.data.cells import (
+    TRUTH_WORDS,
     dates_of,
     days_since_epoch,
     first_row,
@@ -216,7 +217,7 @@ def entities_of(frame: pd.DataFrame, truth: str | None, *, where: str) -> np.nda
 
 
 def encode_labels(
-    values: "pd.Series[Any]", *, task: Task, where: str, positive: Any = None
+    values: "pd.Series[Any]", *, task: Task, where: str, positive: Any = None, rarer: bool = False
 ) -> tuple[Labels, tuple[Any, ...] | None]:
     """Check a label column against the task and encode it.
 
@@ -225,6 +226,7 @@ def encode_labels(
         task: ``"regression"``, ``"binary"`` or ``"multiclass"``.
         where: Name of the column in messages, for example ``"table a.csv: label 'price'"``.
         positive: Of a binary task, the label of class 1; None takes the one that sorts last.
+        rarer: Take :func:`rarer_class` in place of the one that sorts last, if there is one.
 
     Returns:
         The labels, and the original value of each class number, in sorted order where no class
@@ -243,7 +245,19 @@ def encode_labels(
         if labels.min() == labels.max():
             raise DataError(f"{where}: is constant ({labels[0]}); there is nothing to learn")
         return labels, None
+    if rarer and positive is None and task == "binary":
+        positive = rarer_class(values)
     return _classes(values, task=task, where=where, positive=positive)
+
+
+def rarer_class(values: "pd.Series[Any]") -> str | None:
+    """Return the rarer of two words; None of other labels, and of truth values, 1 and 0."""
+    places, texts = texts_of(values)
+    counts = np.bincount(places[places >= 0], minlength=2)
+    truths = {text.casefold() for text in texts} <= {*TRUTH_WORDS, "0", "1"}
+    if len(texts) != 2 or truths or counts[0] == counts[1]:
+        return None
+    return texts[int(counts.argmin())]
 
 
 def encode_known_labels(

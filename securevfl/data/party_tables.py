@@ -46,6 +46,9 @@ class ColumnRoles:
     positive: str | bool | int | float | None = None
     """The label of class 1 of a binary task; None: the one that sorts last."""
 
+    rarer_is_positive: bool = False
+    """Whether the rarer of two words is class 1, where ``positive`` says nothing."""
+
     features: Sequence[str] | None = None
     """Feature columns; None takes every column that has no other purpose and is no row number."""
 
@@ -316,16 +319,18 @@ def _labels(
         return None
     values, place = frame[roles.label], f"{where}: label {roles.label!r}"
     there = values.notna().to_numpy(dtype=bool)
-    if not may_lack or there.all():
-        encoded = keys_and_labels.encode_labels(
-            values, task=roles.task, where=place, positive=roles.positive
-        )
-        return (*encoded, None)
-    if not there.any():
+    if may_lack and not there.any():
         raise DataError(f"{place}: is empty in every row; at least some rows need a label")
+    lacks = may_lack and not there.all()
     some, classes = keys_and_labels.encode_labels(
-        values[there], task=roles.task, where=place, positive=roles.positive
+        values[there] if lacks else values,
+        task=roles.task,
+        where=place,
+        positive=roles.positive,
+        rarer=roles.rarer_is_positive,
     )
+    if not lacks:
+        return some, classes, None
     labels = np.zeros(len(values), dtype=some.dtype)
     labels[there] = some
     return labels, classes, there

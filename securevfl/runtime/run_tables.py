@@ -101,6 +101,8 @@ def column_roles(config: FederationConfig, party: PartySettings) -> party_tables
         task=config.federation.task,
         label=party.label,
         positive=party.positive,
+        # Which class is rarer is a fact of the labels, which their epsilon does not cover.
+        rarer_is_positive=config.label_epsilon is None,
         truth=config.linkage.truth,
         keys_are_inputs=config.source["model"].get("keys_as_features") is True,
         exclude=(*_text_key(config, party), *(() if column is None else (column,))),

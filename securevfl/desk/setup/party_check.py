@@ -18,7 +18,7 @@ from securevfl.config.sections import PartySettings
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, DataError, PrivacyError, SecureVflError
 from securevfl.core.settings import Problem, problems_of, read_settings
-from securevfl.data.party_tables import ColumnRoles, fit_table
+from securevfl.data.party_tables import fit_table
 from securevfl.data.scaling import Bounds, feature_scaler
 from securevfl.data.schema import TableSchema
 from securevfl.data.sources.read import ignore_note, read_frame
@@ -27,7 +27,7 @@ from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.federation.encoder_fitting import build_encoder
 from securevfl.linkage.stage.party_keys import keys_of, keys_of_frame
 from securevfl.models.registry import family_names
-from securevfl.runtime.run_tables import column_settings, table_warnings
+from securevfl.runtime.run_tables import column_roles, column_settings, table_warnings
 
 
 @dataclass(kw_only=True)
@@ -161,16 +161,13 @@ def _look(
     keys = [key for key in party.key if key in names]
     exclude = [column for column in party.exclude if column in names]
     try:
-        roles = ColumnRoles(
+        roles = replace(
+            column_roles(config, party),
             key=keys if numeric else (),
-            task=config.federation.task,
             label=party.label if party.label in names else None,
-            positive=party.positive,
-            exclude=exclude if numeric else [*exclude, *keys],
+            exclude=names & {*column_roles(config, party).exclude, *exclude},
             truth=truth,
-            keys_are_inputs=config.source["model"].get("keys_as_features") is True,
             text_key=() if numeric else keys,
-            random_split=config.training.split_column is None,
         )
     except ConfigError:
         return  # the rules of the file say so

@@ -11,7 +11,7 @@ from securevfl.core.conventions import Task
 from securevfl.core.errors import ConfigError
 from securevfl.data.cells import amounts_of, dates_of, texts_of
 from securevfl.data.doubts import TableInUse
-from securevfl.data.keys_and_labels import encode_labels
+from securevfl.data.keys_and_labels import encode_labels, rarer_class
 from securevfl.data.scaling import ColumnSettings
 from securevfl.desk.setup.check import LIMITS, RowsServed
 from securevfl.desk.setup.proposed_columns import (
@@ -147,6 +147,18 @@ class Proposal:
     """Rows that a secondary's records serve, by party, for tables on this machine."""
 
     @property
+    def positive_in_words(self) -> str:
+        """The positive class with its share of the rows; empty where it is not known here."""
+        column = self.tables[0].column(self.label)
+        if self.task != "binary" or column is None or column.values is None:
+            return ""
+        labels, classes = encode_labels(
+            column.values.dropna(), task="binary", where="--label", positive=self.positive
+        )
+        assert classes is not None, "it is a task of classes"
+        return f"positive: {classes[1]!r} ({labels.mean():.1%} of the rows)"
+
+    @property
     def left_open(self) -> list[tuple[str, str]]:
         """Party and column of each missing declaration; the file runs without any."""
         label = [] if self.classes is not None else [(self.tables[0].name, self.label)]
@@ -224,6 +236,9 @@ def propose(tables: Sequence[Table], wishes: Wishes) -> Proposal:
     }
     task, why = _task_of(label) if wishes.task is None else (wishes.task, "as you asked")
     _require_positive(wishes.positive, label, task)
+    positive = wishes.positive
+    if positive is None and task == "binary" and label.values is not None:
+        positive = rarer_class(label.values)
     counts = {name: sum(use.use == "feature" for use in own) for name, own in uses.items()}
     for name, count in counts.items():
         # A primary may have keys and labels alone; a secondary has nothing else to give.
@@ -240,7 +255,7 @@ def propose(tables: Sequence[Table], wishes: Wishes) -> Proposal:
         task=task,
         task_reason=why,
         label=wishes.label,
-        positive=wishes.positive,
+        positive=positive,
         truth=wishes.truth,
         some_unlabelled=bool(label.inferred and label.inferred.missing),
         epsilon=wishes.epsilon,
