@@ -66,12 +66,7 @@ def read_party(
         raise DataError(f"{error}; relative paths start at --data-root (data_root)") from None
     if model is None:
         table = party_tables.fit_party_table(frame, roles, settings, name=party.name, where=where)
-        column = _split_column(config, party)
-        if column is not None:
-            split_by = keys_and_labels.split_places(
-                frame, column, kind=_split_kind(config), where=where
-            )
-            table = replace(table, split_by=split_by)
+        table = with_split(config, party, frame, table, where=where)
     else:
         table = party_tables.new_rows(
             frame,
@@ -88,6 +83,26 @@ def read_party(
         keys, frame, name=party.name, columns=party.key, truth=truth, where=where
     )
     return replace(table, link_columns=columns)
+
+
+def with_split(
+    config: FederationConfig,
+    party: PartySettings,
+    frame: pd.DataFrame,
+    table: PartyTable,
+    *,
+    where: str,
+) -> PartyTable:
+    """Return a party's table with the groups or times by which its rows are split, if any.
+
+    Raises:
+        DataError: If the column is not there, or a value is missing or none of its kind.
+    """
+    column = _split_column(config, party)
+    if column is None:
+        return table
+    split_by = keys_and_labels.split_places(frame, column, kind=_split_kind(config), where=where)
+    return replace(table, split_by=split_by)
 
 
 def column_roles(config: FederationConfig, party: PartySettings) -> party_tables.ColumnRoles:

@@ -517,7 +517,7 @@ def _with_links(proposal: Proposal, root: Path) -> Proposal:
         served={
             name: served_rows for name, served_rows in served.items() if served_rows is not None
         },
-        doubts=(*proposal.doubts, *doubts),
+        doubts=tuple(doubts),
     )
 
 
