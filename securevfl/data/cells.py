@@ -231,6 +231,14 @@ _GROUPED: Final = re.compile(
 _TRIED_FIRST: Final = 100
 _LONGEST: Final = 100
 _FEWEST_DATES: Final = 3
+# Forms of dates that are whole numbers, and their digits.
+_WHOLE_DATES: Final = {
+    "%Y%m%d": 8,
+    "%d%m%Y": 8,
+    "%Y%m": 6,
+    "%Y%m%d%H%M": 12,
+    "%Y%m%d%H%M%S": 14,
+}
 
 _CURRENCIES: Final = "".join(
     chr(code) for code in range(0x10000) if unicodedata.category(chr(code)) == "Sc"
@@ -242,9 +250,13 @@ _SIGNED: Final = re.compile(
     rf"(?P<before>[{_CURRENCIES}])[{_SPACES}]*(?P<amount>[+\-\u2212]?[\d.,].*)"
     rf"|(?P<number>[\d.,].*?)[{_SPACES}]*(?P<after>[%{_CURRENCIES}]))"
 )
+_MONEY: Final = (
+    "AUD|BRL|CAD|CHF|CNY|CZK|DKK|EUR|GBP|HKD|HUF|INR|JPY|KRW|MXN|NOK|NZD|PLN|RON|RUB|SEK|SGD|TRY|"
+    "USD|ZAR|Rs|Fr|SFr|kr|US|Euro"
+)
 _WITH_UNIT: Final = re.compile(
-    rf"(?P<before>[A-Za-z]{{1,3}}\.?)?[{_SPACES}]?(?P<number>[+-]?[\d.,'_{_SPACES}]*\d)"
-    rf"(?(before)|[{_SPACES}]?(?P<unit>[^\W\d_]{{1,10}}))"
+    rf"(?P<before>(?:{_MONEY})\.?[{_CURRENCIES}]?)?[{_SPACES}]?(?P<number>[+-]?[\d.,'_{_SPACES}]*\d)"
+    rf"(?(before)|[{_SPACES}]?(?P<unit>[^\W\d_]{{1,10}}(?:/[^\W\d_]{{1,10}})?[²³]?|°\w?|[{_CURRENCIES}]))"
 )
 _BRACKETED: Final = re.compile(r"\((?P<number>[^()]+)\)")
 
@@ -270,16 +282,19 @@ def is_number(cell: str) -> bool:
 
 
 def unit_of(cells: Iterable[str]) -> str | None:
-    """Return the unit at the number of every cell; None if there is none.
+    """Return the unit of the numbers that all cells are; None if they are no such.
 
-    It stands behind the number, such as ``kg``; up to three letters of a currency may stand before.
+    It stands behind the number, such as ``kg``, or is a currency's. Currencies may be several.
     """
     matches = [_WITH_UNIT.fullmatch(cell) for cell in cells]
     units = {
         match["before"] or match["unit"] if match and _is_plain(match["number"]) else None
         for match in matches
     }
-    return units.pop() if len(units) == 1 else None
+    money = re.compile(rf"(?:{_MONEY})\.?[{_CURRENCIES}]?|[{_CURRENCIES}]")
+    if None in units or (len(units) > 1 and not all(money.fullmatch(unit or "") for unit in units)):
+        return None
+    return " or ".join(sorted(unit for unit in units if unit)) or None
 
 
 def is_bracketed(cell: str) -> bool:
@@ -293,15 +308,19 @@ def _is_plain(text: str) -> bool:
     return any(form.fullmatch(text) for form in (_WHOLE, _DECIMAL, _GROUPED))
 
 
-def are_whole_dates(numbers: Float64[np.ndarray, " rows"]) -> bool:
-    """Return whether numbers are dates of 1900 to 2099, written as 20201231, and several."""
-    present = np.unique(numbers[~np.isnan(numbers)])
-    if len(present) < _FEWEST_DATES or present[0] < 19000101 or present[-1] > 20991231:
-        return False
-    if (present % 1).any():
-        return False
-    texts = pd.Series(present.astype(np.int64)).astype("str")
-    return bool(pd.to_datetime(texts, format="%Y%m%d", errors="coerce").notna().all())
+def whole_date_form(numbers: Float64[np.ndarray, " rows"]) -> str | None:
+    """Return the form of whole numbers that are all dates of 1900 to 2099; None for others."""
+    present = np.unique(numbers[np.isfinite(numbers)])
+    if len(present) < _FEWEST_DATES or (present % 1).any() or not present[0] > 1e5:
+        return None
+    for form, digits in _WHOLE_DATES.items():
+        if present[-1] >= 10**digits or (form == "%Y%m" and len(present) < 4 * _FEWEST_DATES):
+            continue
+        texts = pd.Series(present.astype(np.int64)).astype("str").str.zfill(digits)
+        dates = pd.to_datetime(texts, format=form, errors="coerce")
+        if dates.dt.year.between(1900, 2099).all() and texts.str.len().eq(digits).all():
+            return form
+    return None
 
 
 def has_decimal_comma(cells: Iterable[str]) -> bool:

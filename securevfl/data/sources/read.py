@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from securevfl.core.errors import DataError, SecureVflError, missing_extra
-from securevfl.data.cells import are_whole_dates, read_numbers, row_text
+from securevfl.data.cells import read_numbers, row_text, whole_date_form
 from securevfl.data.sources import settings
 from securevfl.data.sources.dialects import (
     Dialect,
@@ -216,10 +216,11 @@ def with_dates(
     if reading.dates is None:
         return frame
     for name in frame.columns:
-        if reading.dates == "%Y%m%d" and pd.api.types.is_numeric_dtype(frame[name]):
+        if pd.api.types.is_numeric_dtype(frame[name]):
             numbers = frame[name].to_numpy(np.float64, na_value=np.nan)
-            if are_whole_dates(numbers):
-                frame[name] = frame[name].astype("Int64").astype("str")
+            if whole_date_form(numbers) == reading.dates:
+                width = int(np.log10(np.nanmax(numbers))) // 2 * 2 + 2
+                frame[name] = frame[name].astype("Int64").astype("str").str.zfill(width)
         if frame[name].dtype == "str" and name not in wanted.words:
             frame[name] = _in_iso_form(
                 frame[name], reading.dates, where=f"{where}: column {name!r}"
