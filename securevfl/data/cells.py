@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float64
 from pandas.api import types
 
 from securevfl.core.errors import DataError
-from securevfl.data.sources.settings import Reading, reading_entry, require_names
+from securevfl.data.sources.settings import WHOLE_DATES, Reading, reading_entry, require_names
 
 _DAY_US: Final = 86_400_000_000
 _ISO_DATE: Final = r"\d{4}-\d{2}-\d{2}([T ].*)?"
@@ -231,14 +231,6 @@ _GROUPED: Final = re.compile(
 _TRIED_FIRST: Final = 100
 _LONGEST: Final = 100
 _FEWEST_DATES: Final = 3
-# Forms of dates that are whole numbers, and their digits.
-_WHOLE_DATES: Final = {
-    "%Y%m%d": 8,
-    "%d%m%Y": 8,
-    "%Y%m": 6,
-    "%Y%m%d%H%M": 12,
-    "%Y%m%d%H%M%S": 14,
-}
 
 _CURRENCIES: Final = "".join(
     chr(code) for code in range(0x10000) if unicodedata.category(chr(code)) == "Sc"
@@ -313,7 +305,7 @@ def whole_date_form(numbers: Float64[np.ndarray, " rows"]) -> str | None:
     present = np.unique(numbers[np.isfinite(numbers)])
     if len(present) < _FEWEST_DATES or (present % 1).any() or not present[0] > 1e5:
         return None
-    for form, digits in _WHOLE_DATES.items():
+    for form, digits in WHOLE_DATES.items():
         if present[-1] >= 10**digits or (form == "%Y%m" and len(present) < 4 * _FEWEST_DATES):
             continue
         texts = pd.Series(present.astype(np.int64)).astype("str").str.zfill(digits)

@@ -163,9 +163,8 @@ def _numbers_for_nothing(table: TableInUse) -> Iterator[str]:
         for value, count in _stand_ins(numbers, are_days=bool(are_days)):
             text = str(np.datetime64(int(value), "D")) if are_days else f"{value:.15g}"
             yield (
-                f"{name}: {count} of {len(numbers)} cells are {text}, apart from all others; where "
-                f'it stands for no value, write reading = {{ empty = ["", "{text}"] }}, or empty '
-                f"those cells"
+                f"{name}: {count} of {len(numbers)} cells are {text}, which may stand for no "
+                f'value; if so, write reading = {{ empty = ["", "{text}"] }}, or empty those cells'
             )
 
 
@@ -318,7 +317,8 @@ def _bounds_in_another_unit(table: TableInUse) -> Iterator[str]:
 
 def _identifiers(table: TableInUse) -> Iterator[str]:
     for name, values, sign in table.of_kind("number"):
-        if not sign and (why := numbers_rows(values)) is not None:
+        why = None if sign or whole_date_form(numbers_of(values)) else numbers_rows(values)
+        if why is not None:
             yield (
                 f"column {name!r} looks like an identifier ({why}), and models memorise rows by "
                 f"it; exclude it, or use it as a key"

@@ -176,6 +176,10 @@ def read_text_file(
     pieces = Pieces(exact=wanted.exact)
     everywhere = empty_cells(reading)
     own = _declared_words(everywhere, wanted, columns)
+    keys = [name for name in columns if name in wanted.as_text and name not in own]
+    keys = keys if reading.empty is None else []
+    # All cells of a key are looked at for words that count as empty, not those of a sample.
+    own |= {name: [""] for name in keys}
     empty = {name: own.get(name, everywhere) for name in dialect.names} if own else everywhere
     spelled = {name: str for name in columns if name in wanted.as_text or name in own}
     try:
@@ -198,6 +202,11 @@ def read_text_file(
         if frame[name].dtype == "str" and name not in spelled and name not in wanted.words:
             frame[name] = read_numbers(frame[name], read, where=f"{where}: column {name!r}")
     words = {name: word for name, word in dialect.gaps.items() if name in columns}
+    for name in keys:
+        gaps = frame[name].isin(everywhere)
+        if gaps.any() and frame[name][~gaps].str.strip().str[:1].str.isalpha().any():
+            words[name] = frame[name][gaps].min()
+        frame[name] = frame[name].mask(gaps)
     frame.attrs[LOST] = {"words": words}
     return frame, dialect.notice
 
@@ -219,8 +228,8 @@ def with_dates(
         if pd.api.types.is_numeric_dtype(frame[name]):
             numbers = frame[name].to_numpy(np.float64, na_value=np.nan)
             if whole_date_form(numbers) == reading.dates:
-                width = int(np.log10(np.nanmax(numbers))) // 2 * 2 + 2
-                frame[name] = frame[name].astype("Int64").astype("str").str.zfill(width)
+                texts = frame[name].astype("Int64").astype("str")
+                frame[name] = texts.str.zfill(settings.WHOLE_DATES[reading.dates])
         if frame[name].dtype == "str" and name not in wanted.words:
             frame[name] = _in_iso_form(
                 frame[name], reading.dates, where=f"{where}: column {name!r}"

@@ -1,17 +1,23 @@
 """Each kind of doubt is said of a table that has it, and of none that only looks like it."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn import datasets
 
 from securevfl.core.errors import DataError
 from securevfl.data.keys_and_labels import read_key_table
 from securevfl.data.party_tables import ColumnRoles, fit_table, new_rows
 from securevfl.data.scaling import ColumnSettings, FeatureScaler
 from securevfl.data.sources.pieces import LOST
+from securevfl.data.sources.read import read_frame
+from securevfl.data.sources.settings import Reading, Wanted
 
 ROWS = 200
 DAYS = pd.date_range("2019-11-01", periods=ROWS)
@@ -183,3 +189,163 @@ def test_keys_that_are_read_alone_are_asked_too(tmp_path: Any) -> None:
     (note,) = read_key_table(path, name="bank", key=["id"]).notes
     assert note.startswith("column 'id' has 'NA', which counts as an empty cell")
     assert "categories" not in note
+
+
+NOTHING = (-1, -99, -999, -9999, 999, 9999, 99999, 888, -9999.25, 32767, -32768, 2147483647, 1e12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    value=st.sampled_from(NOTHING),
+    whole=st.booleans(),
+    share=st.integers(3, 30),
+    high=st.integers(20, 400),
+    seed=st.integers(0, 2**31),
+)
+def test_any_number_for_nothing_is_named(
+    value: float, whole: bool, share: int, high: int, seed: int
+) -> None:
+    """Whatever the others are: whole or not, few or many, of any range below it."""
+    random = np.random.default_rng(seed)
+    others = random.integers(0, high, ROWS) if whole else random.uniform(0, high, ROWS)
+    cells = pd.Series(np.where(np.arange(ROWS) % share, others, value))
+    hidden = whole and high < 30 and value == -1
+    if not hidden:  # of so few numbers each is as frequent as the one for nothing
+        assert f"cells are {value:.15g}, which" in doubts_of(PLAIN.assign(c=cells))
+    assert "may stand for no value" not in doubts_of(PLAIN.assign(c=pd.Series(others)))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    day=st.sampled_from(("1900-01-01", "1899-12-30", "1970-01-01", "2099-12-31", "9999-12-31")),
+    first=st.integers(1930, 1990),
+    share=st.integers(3, 20),
+    seed=st.integers(0, 2**31),
+)
+def test_any_day_for_nothing_is_named(day: str, first: int, share: int, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    start, length = np.datetime64(f"{first}-01-02"), 20 * 365
+    others = pd.Series(start + random.choice(length, ROWS, replace=False)).astype(str)
+    frame = PLAIN.assign(day=others.where(np.arange(ROWS) % share != 0, day))
+    assert f"cells are {day}, which" in doubts_of(frame)
+    assert "may stand for" not in doubts_of(PLAIN.assign(day=others))
+
+
+@pytest.mark.parametrize(
+    "placeholder",
+    ["UNKNOWN", "unknown", "N/A", "n.a.", "-", "0000", "99999", "Null", "keine Angabe", "xxx"],
+)
+def test_few_keys_for_nothing_are_enough(placeholder: str) -> None:
+    """A key that says that it is none needs no tenth of the rows; one of the others does."""
+    names = pd.Series([f"Name{i}" for i in range(ROWS)])
+    roles = {"key": (), "text_key": ("id",), "exclude": ("id",)}
+    for word, doubtful in ((placeholder, True), ("Name3", False)):
+        cells = names.where(np.arange(ROWS) % 30 != 0, word)
+        assert ("same key" in doubts_of(PLAIN.assign(id=cells), **roles)) == doubtful
+
+
+@pytest.mark.parametrize("place", [(0, 0), (90, 180), (-90, -180), (9999, 9999)])
+def test_few_places_for_nothing_are_enough(place: tuple[float, float]) -> None:
+    frame = PLAIN.drop(columns="id").assign(
+        lat=RANDOM.uniform(45, 55, ROWS), lon=RANDOM.uniform(5, 15, ROWS)
+    )
+    assert doubts_of(frame, key=["lat", "lon"]) == ""
+    frame.loc[:5, ["lat", "lon"]] = place
+    assert "6 of 200 rows have the same key" in doubts_of(frame, key=["lat", "lon"])
+
+
+def test_a_word_for_nothing_in_one_of_several_keys_is_named() -> None:
+    """A postal code tells strangers called UNKNOWN apart, but not from one another there."""
+    frame = PLAIN.assign(name=[f"N{i}" if i % 20 else "Unknown" for i in range(ROWS)])
+    frame["town"] = [f"T{i % 50}" for i in range(ROWS)]
+    keys = ("name", "town")
+    said = doubts_of(frame, key=(), text_key=keys, exclude=(*keys, "id"))
+    assert said.startswith("key 'name': 10 of 200 cells hold a word for no value")
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        [f"EUR {i % 30}" for i in range(ROWS)],
+        [f"CHF {i % 30 + 1}'200.50" for i in range(ROWS)],
+        [f"{i % 30 + 1} 200,50 zł" for i in range(ROWS)],
+        [f"Rs. {i % 30}" for i in range(ROWS)],
+        [f"US$ {i % 30}" for i in range(ROWS)],
+        [f"{'EUR' if i % 2 else 'USD'} {i % 30}" for i in range(ROWS)],
+        [f"{i % 30} km/h" for i in range(ROWS)],
+        [f"{i % 30} °C" for i in range(ROWS)],
+    ],
+)
+def test_any_unit_is_named(cells: list[str]) -> None:
+    assert "column 'fee' holds numbers with the unit" in doubts_of(PLAIN.assign(fee=cells))
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        [f"c{i % 30}" for i in range(ROWS)],
+        [f"{i % 9}{'ab'[i % 2]}" for i in range(ROWS)],
+        [f"{i % 3 + 1}{('st', 'nd', 'rd')[i % 3]}" for i in range(ROWS)],
+        [f"SKU {i % 30}" for i in range(ROWS)],
+    ],
+)
+def test_words_with_digits_are_no_numbers_with_a_unit(cells: list[str]) -> None:
+    assert doubts_of(PLAIN.assign(fee=cells)) == ""
+
+
+@pytest.mark.parametrize("form", ["%Y%m%d", "%d%m%Y", "%Y%m", "%Y%m%d%H%M", "%Y%m%d%H%M%S"])
+def test_dates_in_whole_numbers_are_read_as_the_doubt_says(form: str, tmp_path: Path) -> None:
+    days = pd.Series(pd.date_range("2018-01-05", periods=ROWS, freq="9D"))
+    frame = PLAIN.assign(day=days.dt.strftime(form).astype("int64"))
+    assert f'reading = {{ dates = "{form}" }}' in doubts_of(frame)
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    read = read_frame(tmp_path / "t.csv", where="t", reading=Reading(dates=form))
+    whole = days if form != "%Y%m" else days.dt.to_period("M").dt.to_timestamp()
+    assert read.day.str[:10].tolist() == whole.astype(str).str[:10].tolist()
+    assert doubts_of(read) == ""
+
+
+@pytest.mark.parametrize("factor", [1, 1000, 10**6])
+def test_seconds_since_1970_are_named(factor: int) -> None:
+    seconds = 1_500_000_000 + 86_400 * RANDOM.integers(0, 60, ROWS)
+    assert "points in time, counted since 1970" in doubts_of(PLAIN.assign(c=seconds * factor))
+
+
+def test_a_word_for_nothing_far_down_a_key_is_named(tmp_path: Path) -> None:
+    """The first lines of a file show what it is; a person called Null may come late."""
+    path = tmp_path / "keys.csv"
+    path.write_text("id\n" + "".join(f"Name{i}\n" for i in range(60_000)) + "NULL\n")
+    wanted = Wanted(as_text=["id"])
+    frame = read_frame(path, where="t", wanted=wanted)
+    assert frame.attrs[LOST] == {"words": {"id": "NULL"}}
+    assert frame.id.isna().sum() == 1
+    frame = read_frame(path, where="t", wanted=wanted, reading=Reading(empty=("",)))
+    assert not frame.id.isna().any()
+
+
+@pytest.mark.parametrize("name", ["iris", "wine", "breast_cancer", "digits", "diabetes"])
+@pytest.mark.parametrize("unit", [1.0, 1000.0])
+def test_ordinary_tables_raise_none(name: str, unit: float) -> None:
+    """As the data sets of scikit-learn are, in their units and in others."""
+    bunch = getattr(datasets, f"load_{name}")(as_frame=True)
+    frame = (bunch.data * unit).assign(y=bunch.target)
+    frame["id"] = np.random.default_rng(0).permutation(len(frame)) + 5000
+    task = {"diabetes": "regression", "breast_cancer": "binary"}.get(name, "multiclass")
+    assert doubts_of(frame, label="y", task=task) == ""
+
+
+@settings(max_examples=60, deadline=None)
+@given(kind=st.integers(0, 5), seed=st.integers(0, 2**31), rows=st.integers(30, 400))
+def test_ordinary_numbers_raise_none(kind: int, seed: int, rows: int) -> None:
+    """Counts, scores with a cap, amounts with many zeros, heavy tails, halves, and grades."""
+    random = np.random.default_rng(seed)
+    numbers = [
+        random.poisson(4, rows),
+        random.normal(70, 20, rows).clip(0, 99).round(),
+        np.where(random.random(rows) < 0.7, 0, random.lognormal(5, 1, rows).round(2)),
+        random.standard_cauchy(rows),
+        random.integers(-8, 9, rows) / 2,
+        random.integers(-1, 3, rows),
+    ][kind]
+    frame = pd.DataFrame({"id": np.arange(rows) + 10, "c": numbers})
+    assert "may stand for no value" not in doubts_of(frame)
