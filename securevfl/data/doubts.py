@@ -203,7 +203,7 @@ def _keys_for_nothing(table: TableInUse) -> Iterator[str]:
     counts = table.frame[columns].value_counts() if columns else pd.Series(dtype=np.int64)
     usual = counts.median()
     nothing = _NO_KEY if len(columns) == 1 else re.compile(f"{_NO_KEY.pattern}|{_NO_PLACE.pattern}")
-    for cells, count in counts.head(_SPIKE).items():
+    for *cells, count in counts.head(_SPIKE).reset_index().itertuples(index=False):
         known = all(nothing.fullmatch(str(cell).strip()) for cell in cells)
         if len(counts) > 1 and count >= (
             _SPIKE * usual
