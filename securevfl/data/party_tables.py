@@ -272,8 +272,8 @@ def new_rows(
         doubts.TableInUse(
             frame=frame,
             key=(*(column.name for column in schema.keys), *text_key),
-            features={column.name: column for column in schema.columns},
-            trained=schema,
+            features={c.name: c for c in schema.columns if c.name in frame.columns},
+            trained=None if encoded is None else schema,
             encoded=None if encoded is None else encoded[1],
             scaler=scaler,
         ),
