@@ -224,12 +224,14 @@ def _print_proposal(proposal: "Proposal", out: Path) -> None:
     for warning in filter(None, [proposal.keys.key_warning]):
         warn(f"warning: {warning}")
     tell(f"task: {proposal.task} ({proposal.task_reason})")
+    if proposal.positive_in_words:
+        tell(proposal.positive_in_words)
     for name, served in proposal.served.items():
         tell(f"links: of {name}, {served.in_words()}")
         if (warning := served.warning(name)) is not None:
             warn(warning)
     for doubt in proposal.doubts:
-        warn(f"keys: {doubt}")
+        warn(f"warning: {doubt}")
     tell(f"epsilon {proposal.epsilon:g}, delta {proposal.delta:g}: check has the sentence")
     console.print(f"written: {out}", highlight=False, soft_wrap=True)
     if proposal.bounds_from_data:
@@ -272,7 +274,8 @@ def columns(
 
         from securevfl.core import files
         from securevfl.data.sources.settings import file_behind
-        from securevfl.desk.setup.init import declared_by_options, look_at
+        from securevfl.desk.setup.init import declared_by_options, look_at, warnings_of
+        from securevfl.desk.setup.proposal import table_in_use
         from securevfl.desk.setup.proposed_columns import (
             excluded_because,
             require_columns,
@@ -285,6 +288,8 @@ def columns(
     files.output_path(out, [table, file_behind(table)], endings=[".json"])
     if name is not None:
         described = dataclasses.replace(described, name=name)
+    in_use = table_in_use(described)
+    doubts = () if in_use is None else warnings_of(in_use, described.name)
     write_column_list(described, out)
     console = Console()
     console.print(f"{out}: {len(described.columns)} columns of {described.name}", highlight=False)
@@ -317,6 +322,8 @@ def columns(
     if gaps:
         text = f"values are missing in {', '.join(gaps)}: say so by --missing, or fill them in"
         say(console, "", text)
+    for doubt in doubts:
+        say(console, "warning: ", doubt, style="yellow")
     if undeclared:
         text = (
             f"nothing is declared of: {', '.join(undeclared)}. Of those that become features, a "

@@ -222,7 +222,7 @@ def require_trainable(config: FederationConfig) -> None:
     for policy in policies(config).values():
         policy.require(config)
     _require_split(config)
-    if config.training.threshold != "half" and config.federation.task != "binary":
+    if config.training.threshold not in ("auto", "half") and config.federation.task != "binary":
         raise ConfigError(
             f"training.threshold: divides two classes; a {config.federation.task} task has none, "
             f"leave it out"

@@ -141,10 +141,10 @@ class TrainingSettings:
     """The metric that chooses the best epoch and stands first in results. Default: rmse, auc
     (binary) or accuracy (multiclass)."""
 
-    threshold: Rule = "half"
+    threshold: Rule = "auto"
     """The probability from which a binary row counts as positive: ``half`` (0.5), a number, or the
     best on each epoch's validation rows, by F1 (``f1``) or by true minus false positives' rate
-    (``youden``)."""
+    (``youden``). ``auto``: ``f1`` if less than a fifth of them are positive, else ``half``."""
 
     iso_gradients: checks.NonNegative = 0.0
     """lambda of the ISO noise on gradients to secondaries ([FedHSSL]), scaled by the
@@ -326,8 +326,9 @@ class PartySettings:
     """The primary's label column."""
 
     positive: str | bool | int | float | None = None
-    """The label that a binary task's probabilities and metrics are about. Default: the one that
-    sorts last."""
+    """The label that a binary task's probabilities and metrics are about. Default: the
+    rarer of two words, and 1, true or yes; where labels have an epsilon, the one that sorts
+    last."""
 
     address: str | None = None
     """The primary's ``host:port``; secondaries only dial out."""

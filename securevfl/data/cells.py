@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float64
 from pandas.api import types
 
 from securevfl.core.errors import DataError
-from securevfl.data.sources.settings import Reading, reading_entry, require_names
+from securevfl.data.sources.settings import WHOLE_DATES, Reading, reading_entry, require_names
 
 _DAY_US: Final = 86_400_000_000
 _ISO_DATE: Final = r"\d{4}-\d{2}-\d{2}([T ].*)?"
@@ -230,6 +230,7 @@ _GROUPED: Final = re.compile(
 )
 _TRIED_FIRST: Final = 100
 _LONGEST: Final = 100
+_FEWEST_DATES: Final = 3
 
 _CURRENCIES: Final = "".join(
     chr(code) for code in range(0x10000) if unicodedata.category(chr(code)) == "Sc"
@@ -241,7 +242,14 @@ _SIGNED: Final = re.compile(
     rf"(?P<before>[{_CURRENCIES}])[{_SPACES}]*(?P<amount>[+\-\u2212]?[\d.,].*)"
     rf"|(?P<number>[\d.,].*?)[{_SPACES}]*(?P<after>[%{_CURRENCIES}]))"
 )
-_WITH_UNIT: Final = re.compile(rf"(?P<number>[+-]?[\d.,]+)[{_SPACES}]?(?P<unit>[^\W\d_]{{1,10}})")
+_MONEY: Final = (
+    "AUD|BRL|CAD|CHF|CNY|CZK|DKK|EUR|GBP|HKD|HUF|INR|JPY|KRW|MXN|NOK|NZD|PLN|RON|RUB|SEK|SGD|TRY|"
+    "USD|ZAR|Rs|Fr|SFr|kr|US|Euro"
+)
+_WITH_UNIT: Final = re.compile(
+    rf"(?P<before>(?:{_MONEY})\.?[{_CURRENCIES}]?)?[{_SPACES}]?(?P<number>[+-]?[\d.,'_{_SPACES}]*\d)"
+    rf"(?(before)|[{_SPACES}]?(?P<unit>[^\W\d_]{{1,10}}(?:/[^\W\d_]{{1,10}})?[²³]?|°\w?|[{_CURRENCIES}]))"
+)
 _BRACKETED: Final = re.compile(r"\((?P<number>[^()]+)\)")
 
 
@@ -266,13 +274,19 @@ def is_number(cell: str) -> bool:
 
 
 def unit_of(cells: Iterable[str]) -> str | None:
-    """Return the unit that stands behind the number of every cell, such as ``kg``; None if none."""
+    """Return the unit of the numbers that all cells are; None if they are no such.
+
+    It stands behind the number, such as ``kg``, or is a currency's. Currencies may be several.
+    """
     matches = [_WITH_UNIT.fullmatch(cell) for cell in cells]
     units = {
-        match["unit"] if match is not None and _is_plain(match["number"]) else None
+        match["before"] or match["unit"] if match and _is_plain(match["number"]) else None
         for match in matches
     }
-    return units.pop() if len(units) == 1 else None
+    money = re.compile(rf"(?:{_MONEY})\.?[{_CURRENCIES}]?|[{_CURRENCIES}]")
+    if None in units or (len(units) > 1 and not all(money.fullmatch(unit or "") for unit in units)):
+        return None
+    return " or ".join(sorted(unit for unit in units if unit)) or None
 
 
 def is_bracketed(cell: str) -> bool:
@@ -284,6 +298,21 @@ def is_bracketed(cell: str) -> bool:
 
 def _is_plain(text: str) -> bool:
     return any(form.fullmatch(text) for form in (_WHOLE, _DECIMAL, _GROUPED))
+
+
+def whole_date_form(numbers: Float64[np.ndarray, " rows"]) -> str | None:
+    """Return the form of whole numbers that are all dates of 1900 to 2099; None for others."""
+    present = np.unique(numbers[np.isfinite(numbers)])
+    if len(present) < _FEWEST_DATES or (present % 1).any() or not present[0] > 1e5:
+        return None
+    for form, digits in WHOLE_DATES.items():
+        if present[-1] >= 10**digits or (form == "%Y%m" and len(present) < 4 * _FEWEST_DATES):
+            continue
+        texts = pd.Series(present.astype(np.int64)).astype("str").str.zfill(digits)
+        dates = pd.to_datetime(texts, format=form, errors="coerce")
+        if dates.dt.year.between(1900, 2099).all() and texts.str.len().eq(digits).all():
+            return form
+    return None
 
 
 def has_decimal_comma(cells: Iterable[str]) -> bool:

@@ -97,6 +97,7 @@ def from_frame(
         key=tuple(key) if numeric else (),
         task=task or ("regression" if label is None else _task_of(whole[label], label)),
         exclude=() if numeric else tuple(key),
+        text_key=() if numeric else tuple(key),
     )
     if features is None and label is None and not set(chosen) - {*key, *named}:
         raise no_features_error([*key, *named], where=where)

@@ -10,6 +10,7 @@ import datetime
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -20,7 +21,9 @@ from jaxtyping import Bool, Float64, Int64
 
 from securevfl.core.conventions import Task
 from securevfl.core.errors import DataError
+from securevfl.data import doubts
 from securevfl.data.cells import (
+    TRUTH_WORDS,
     dates_of,
     days_since_epoch,
     first_row,
@@ -167,7 +170,11 @@ def read_key_table(
     columns_read = [*kinds, *([truth] if truth is not None else [])]
     wanted = Wanted(columns=columns_read, needed=columns_read, as_text=texts)
     frame = read_frame(path, where=where, reading=reading, wanted=wanted)
-    return key_table_of_frame(frame, name=name, key=kinds, truth=truth, where=where)
+    stopping, notes = doubts.ask(doubts.TableInUse(frame=frame, key=tuple(kinds)), where=where)
+    if stopping:
+        raise DataError(stopping[0])
+    table = key_table_of_frame(frame, name=name, key=kinds, truth=truth, where=where)
+    return replace(table, notes=notes)
 
 
 def key_table_of_frame(
@@ -210,7 +217,7 @@ def entities_of(frame: pd.DataFrame, truth: str | None, *, where: str) -> np.nda
 
 
 def encode_labels(
-    values: "pd.Series[Any]", *, task: Task, where: str, positive: Any = None
+    values: "pd.Series[Any]", *, task: Task, where: str, positive: Any = None, rarer: bool = False
 ) -> tuple[Labels, tuple[Any, ...] | None]:
     """Check a label column against the task and encode it.
 
@@ -219,6 +226,7 @@ def encode_labels(
         task: ``"regression"``, ``"binary"`` or ``"multiclass"``.
         where: Name of the column in messages, for example ``"table a.csv: label 'price'"``.
         positive: Of a binary task, the label of class 1; None takes the one that sorts last.
+        rarer: Take :func:`rarer_class` in place of the one that sorts last, if there is one.
 
     Returns:
         The labels, and the original value of each class number, in sorted order where no class
@@ -237,7 +245,19 @@ def encode_labels(
         if labels.min() == labels.max():
             raise DataError(f"{where}: is constant ({labels[0]}); there is nothing to learn")
         return labels, None
+    if rarer and positive is None and task == "binary":
+        positive = rarer_class(values)
     return _classes(values, task=task, where=where, positive=positive)
+
+
+def rarer_class(values: "pd.Series[Any]") -> str | None:
+    """Return the rarer of two words; None of other labels, and of truth values, 1 and 0."""
+    places, texts = texts_of(values)
+    counts = np.bincount(places[places >= 0], minlength=2)
+    truths = {text.casefold() for text in texts} <= {*TRUTH_WORDS, "0", "1"}
+    if len(texts) != 2 or truths or counts[0] == counts[1]:
+        return None
+    return texts[int(counts.argmin())]
 
 
 def encode_known_labels(
@@ -384,7 +404,8 @@ def split_places(
     )
     values = frame[column]
     if kind == "group":
-        places = pd.factorize(key_texts(values, where=where))[0]
+        numbers = pd.api.types.is_numeric_dtype(values)
+        places = pd.factorize(values if numbers else key_texts(values, where=where))[0]
     else:
         places = np.unique(_times(values, where=where), return_inverse=True)[1]
     return places.astype(np.int64)

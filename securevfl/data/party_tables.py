@@ -1,6 +1,6 @@
 """A party's table, read from a file or a data frame."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -11,11 +11,11 @@ from jaxtyping import Bool
 
 from securevfl.core.conventions import Task
 from securevfl.core.errors import DataError, NoRowsError
-from securevfl.data import keys_and_labels
-from securevfl.data.cells import refuse_rows, require_columns, unit_of
-from securevfl.data.column_kinds import is_row_number, numbers_rows
-from securevfl.data.columns import OTHER, NumberColumn, WordsColumn
-from securevfl.data.scaling import NOTHING_DECLARED, ColumnSettings
+from securevfl.data import doubts, keys_and_labels
+from securevfl.data.cells import refuse_rows, require_columns
+from securevfl.data.column_kinds import is_row_number
+from securevfl.data.columns import WordsColumn
+from securevfl.data.scaling import NOTHING_DECLARED, ColumnSettings, FeatureScaler
 from securevfl.data.schema import KeyColumn, LabelColumn, TableSchema, first_problem, fit_schema
 from securevfl.data.sources.read import ignore_note, read_frame
 from securevfl.data.sources.settings import AS_IT_IS, Reading, Wanted, require_one_role
@@ -46,6 +46,9 @@ class ColumnRoles:
     positive: str | bool | int | float | None = None
     """The label of class 1 of a binary task; None: the one that sorts last."""
 
+    rarer_is_positive: bool = False
+    """Whether the rarer of two words is class 1, where ``positive`` says nothing."""
+
     features: Sequence[str] | None = None
     """Feature columns; None takes every column that has no other purpose and is no row number."""
 
@@ -57,6 +60,12 @@ class ColumnRoles:
 
     keys_are_inputs: bool = False
     """Let models read the key, even if it is an identifier."""
+
+    text_key: Sequence[str] = ()
+    """Key columns that are compared as texts; they are excluded, but for doubts about keys."""
+
+    random_split: bool = True
+    """Whether a primary's rows of one key may come to both sides of the split."""
 
     def __post_init__(self) -> None:
         label, truth = ([name] if name is not None else [] for name in (self.label, self.truth))
@@ -121,6 +130,9 @@ class FittedTable:
     problems: list[str] = field(default_factory=list)
     """All that is wrong, one line each."""
 
+    notes: tuple[str, ...] = ()
+    """Doubts about it that do not stop, one sentence each."""
+
 
 def fit_party_table(
     frame: pd.DataFrame,
@@ -169,7 +181,20 @@ def fit_table(
     keys, kinds = _keys(frame, roles.key, tried, where=where)
     schema, features, wrong = fit_schema(frame, chosen, settings, where=where)
     fitted.chosen, fitted.schema, fitted.features, fitted.unfit = chosen, schema, features, wrong
-    problems += wrong
+    stopping, fitted.notes = doubts.ask(
+        doubts.TableInUse(
+            frame=frame,
+            key=(*roles.key, *roles.text_key),
+            label=roles.label,
+            numeric_label=roles.task == "regression",
+            features={column.name: column for column in schema.columns},
+            settings=settings,
+            row_numbers=roles.row_numbers_of(frame),
+            random_split=roles.random_split,
+        ),
+        where=where,
+    )
+    problems += [*stopping, *wrong]
     labels = tried(lambda: _labels(frame, roles, where=where, may_lack=settings.empty_labels))
     entities = tried(lambda: keys_and_labels.entities_of(frame, roles.truth, where=where))
     if problems:
@@ -192,7 +217,7 @@ def fit_table(
         classes=classes,
         schema=schema,
         entities=entities,
-        notes=tuple(_notes(frame, roles, settings, schema, values)),
+        notes=fitted.notes,
     )
     return fitted
 
@@ -204,6 +229,8 @@ def new_rows(
     name: str,
     where: str,
     truth: str | None = None,
+    text_key: Sequence[str] = (),
+    scaler: FeatureScaler | None = None,
 ) -> PartyTable:
     """Make a party's table of new rows, read as those were that a schema was fitted to.
 
@@ -216,6 +243,8 @@ def new_rows(
         name: The party's name.
         where: Name of the table in messages.
         truth: A column with the number of the true entity, for linkage quality only.
+        text_key: Key columns that are compared as texts, for doubts about keys.
+        scaler: Scaling of the training rows, for doubts about units.
 
     Raises:
         NoRowsError: If there are no rows, though all columns are there.
@@ -239,9 +268,20 @@ def new_rows(
             lambda: keys_and_labels.encode_known_labels(values, classes=label.classes, where=place)
         )
     entities = tried(lambda: keys_and_labels.entities_of(frame, truth, where=where))
+    stopping, notes = doubts.ask(
+        doubts.TableInUse(
+            frame=frame,
+            key=(*(column.name for column in schema.keys), *text_key),
+            features={c.name: c for c in schema.columns if c.name in frame.columns},
+            trained=None if encoded is None else schema,
+            encoded=None if encoded is None else encoded[1],
+            scaler=scaler,
+        ),
+        where=where,
+    )
+    problems[:0] = stopping
     if encoded is None or problems:
         raise first_problem(problems)
-    unknown = schema.unknown_words(frame)
     return PartyTable(
         name=name,
         key_names=tuple(column.name for column in schema.keys),
@@ -253,12 +293,8 @@ def new_rows(
         classes=None if labels is None or label is None else label.classes,
         schema=schema,
         entities=entities,
-        unknown_words=unknown,
-        notes=tuple(
-            f"{count} of {len(frame)} cells of column {column!r} hold words that the "
-            f"model does not know; they count as none of its words"
-            for column, count in unknown.items()
-        ),
+        unknown_words=schema.unknown_words(frame),
+        notes=notes,
     )
 
 
@@ -276,45 +312,6 @@ class _Tried:
             return None
 
 
-def _notes(
-    frame: pd.DataFrame,
-    roles: ColumnRoles,
-    settings: ColumnSettings,
-    schema: TableSchema,
-    labels: np.ndarray | None,
-) -> Iterator[str]:
-    """Yield what a table's owner should know of its columns, one sentence each."""
-    for name in roles.row_numbers_of(frame):
-        yield (
-            f"column {name!r} has no name of its own, as a stored row number has none, and is left "
-            f"out; rename it to use it"
-        )
-    for column in schema.columns:
-        numbers = isinstance(column, NumberColumn) and not column.sign
-        if numbers and (why := numbers_rows(frame[column.name])) is not None:
-            yield (
-                f"column {column.name!r} looks like an identifier ({why}), and models memorise "
-                f"rows by it; exclude it, or use it as a key"
-            )
-    for column in schema.columns:
-        if isinstance(column, WordsColumn) and settings.words(column.name) is None:
-            unit = unit_of(word for word in column.words if word != OTHER)
-            if unit is not None:
-                yield (
-                    f"column {column.name!r} holds numbers with the unit {unit!r}, which are read "
-                    f"as words without an order; write the numbers alone, or list the words in "
-                    f"categories"
-                )
-    if labels is not None and labels.dtype == np.float64:
-        known = labels[np.isfinite(labels)]
-        if 2 * len(np.unique(known.astype(np.float32))) < len(np.unique(known)):
-            step = np.spacing(np.float32(np.abs(known).max()))
-            yield (
-                f"label {roles.label!r} has values closer to one another than float32's step of "
-                f"{step:g} there; they are centred before training, and no digit is lost"
-            )
-
-
 def _labels(
     frame: pd.DataFrame, roles: ColumnRoles, *, where: str, may_lack: bool
 ) -> tuple[Labels, tuple[Any, ...] | None, Bool[np.ndarray, " rows"] | None] | None:
@@ -322,16 +319,18 @@ def _labels(
         return None
     values, place = frame[roles.label], f"{where}: label {roles.label!r}"
     there = values.notna().to_numpy(dtype=bool)
-    if not may_lack or there.all():
-        encoded = keys_and_labels.encode_labels(
-            values, task=roles.task, where=place, positive=roles.positive
-        )
-        return (*encoded, None)
-    if not there.any():
+    if may_lack and not there.any():
         raise DataError(f"{place}: is empty in every row; at least some rows need a label")
+    lacks = may_lack and not there.all()
     some, classes = keys_and_labels.encode_labels(
-        values[there], task=roles.task, where=place, positive=roles.positive
+        values[there] if lacks else values,
+        task=roles.task,
+        where=place,
+        positive=roles.positive,
+        rarer=roles.rarer_is_positive,
     )
+    if not lacks:
+        return some, classes, None
     labels = np.zeros(len(values), dtype=some.dtype)
     labels[there] = some
     return labels, classes, there

@@ -37,6 +37,9 @@ class KeyTable:
     entities: Int64[np.ndarray, " rows"] | None = None
     """Ground truth of linkage, for quality figures only."""
 
+    notes: tuple[str, ...] = ()
+    """Doubts about these columns for their owner, where they were read without the others."""
+
     @property
     def num_rows(self) -> int:
         """Rows of the table."""

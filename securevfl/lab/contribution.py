@@ -35,7 +35,7 @@ from securevfl.federation.saved_model import SavedModel
 from securevfl.models.alone.choice import Used
 from securevfl.models.alone.margins import MarginModel
 from securevfl.models.fitted_top import FittedTop
-from securevfl.models.task_metrics import LEVEL, TASK_METRICS, Targets, percentile_interval
+from securevfl.models.task_metrics import LEVEL, Targets, metrics_of, percentile_interval
 from securevfl.models.tasks import TaskHead
 from securevfl.runtime.coalitions import (
     NEVER_FEWER,
@@ -258,7 +258,7 @@ class _Gains:
         """
         self._places = {answer: place for place, answer in enumerate(answers)}
         measured = [metric_functions(answer, head, targets) for answer in answers.values()]
-        higher = {metric.name: metric.higher_is_better for metric in TASK_METRICS[head.task]}
+        higher = {metric.name: metric.higher_is_better for metric in metrics_of(head.task, None)}
         self._signs = {name: 1.0 if higher.get(name) else -1.0 for name in measured[0]}
         functions = {
             f"{place} {name}": of

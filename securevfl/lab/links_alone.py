@@ -15,7 +15,7 @@ from securevfl.core import checks, files
 from securevfl.core.errors import DataError
 from securevfl.core.formatting import Summarised, finite_or_none
 from securevfl.core.memory import peak_memory_bytes
-from securevfl.core.progress import LinksMade, Observer, Stage
+from securevfl.core.progress import LinksMade, Observer, Stage, Warned
 from securevfl.data.tables import KeyTable
 from securevfl.lab.one_run import kept_or_temporary
 from securevfl.linkage.links import NO_RECORD, LinkTable
@@ -273,7 +273,7 @@ def study_links(
         would learn between processes.
     """
     require_own_files(config, data_root)
-    primary = _read(config, config.primary, data_root)
+    primary = _read(config, config.primary, data_root, observe)
     spec = link_spec(config)
     protection = protection_of(spec)
     link = Linker(spec, primary, data_root=data_root, folder=folder / "parties")
@@ -281,7 +281,7 @@ def study_links(
     curves, values = {}, []
     linked = np.ones(primary.num_rows, dtype=np.bool_)
     for party in config.secondaries:
-        own = _read(config, party, data_root)
+        own = _read(config, party, data_root, observe)
         kept, comparison_figures, seconds, cached = _link(link, spec, primary, own, folder, observe)
         quality = link_quality(
             kept.links,
@@ -324,7 +324,9 @@ def study_links(
     return LinkStudy(figures=figures, curves=curves)
 
 
-def _read(config: FederationConfig, party: PartySettings, data_root: Path) -> KeyTable:
+def _read(
+    config: FederationConfig, party: PartySettings, data_root: Path, observe: Observer
+) -> KeyTable:
     keys = read_keys(
         key_spec(config),
         data_root / party.data,
@@ -333,6 +335,8 @@ def _read(config: FederationConfig, party: PartySettings, data_root: Path) -> Ke
         truth=config.linkage.truth,
         reading=party.reading,
     )
+    for text in keys.notes:
+        observe(Warned(text=f"{party.name}: {text}"))
     if party.role == "secondary":
         require_enough_records(config, keys)
     return keys

@@ -5,9 +5,11 @@ under the ROC curve are functions of weighted sums over rows, so a block of resa
 few matrix products.
 """
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from importlib import metadata
+from typing import Any, Final
 
 import numpy as np
 import scipy  # special functions load when they are first named
@@ -15,7 +17,7 @@ from jaxtyping import Bool, Float64, Int64, Shaped
 
 from securevfl.core import checks
 from securevfl.core.conventions import Task, stream
-from securevfl.core.errors import ConfigError
+from securevfl.core.errors import ConfigError, in_one_line
 
 Outputs = Float64[np.ndarray, "rows outputs"]
 """A model's outputs: predictions, the second class's logit, or a logit for each class."""
@@ -23,6 +25,9 @@ Outputs = Float64[np.ndarray, "rows outputs"]
 Targets = Shaped[np.ndarray, " rows"]
 """Labels in the outputs' units, 0 or 1, or class numbers."""
 
+
+Cumulated = Float64[np.ndarray, "resamples different"]
+"""Number of rows down to each different score, from the highest."""
 
 Weights = Float64[np.ndarray, "resamples rows"]
 """Number of times that each row was drawn."""
@@ -75,6 +80,12 @@ def _has_second_class(targets: Targets, _outputs: int) -> bool:
 def _has_every_class(targets: Targets, outputs: int) -> bool:
     return len(np.unique(targets)) == outputs
 
+
+TOP: Final = 0.1
+"""Share of the rows, those of highest score, that recall and lift are of."""
+
+GROUP: Final = "securevfl.metrics"
+"""Entry points of own metrics of classes: functions of labels and probabilities."""
 
 _REGRESSION: Final = (
     TaskMetric(
@@ -129,6 +140,34 @@ _BINARY: Final = (
         needs="rows of both classes",
         defined=_labels_differ,
         measure=lambda out, true, _cut: _area(out[:, 0], true == 1),
+    ),
+    TaskMetric(
+        name="average_precision",
+        meaning="precision at each row of the second class, averaged from the highest score down; "
+        "that class's share for scores by chance",
+        values="0 to 1",
+        needs="a row of the second class",
+        defined=_has_second_class,
+        measure=lambda out, true, _cut: _mean_over_hits(out[:, 0], true == 1, _precision),
+    ),
+    TaskMetric(
+        name="recall_at_top",
+        meaning=f"share of the second class's rows that are among the {TOP:.0%} of highest score",
+        values="0 to 1",
+        needs="a row of the second class",
+        defined=_has_second_class,
+        measure=lambda out, true, _cut: _mean_over_hits(out[:, 0], true == 1, _share_in_top),
+    ),
+    TaskMetric(
+        name="lift_at_top",
+        meaning=f"how many times more rows of the second class are among the {TOP:.0%} of highest "
+        f"score than among as many at random",
+        values=f"0 to {1 / TOP:g}",
+        needs="a row of the second class",
+        defined=_has_second_class,
+        measure=lambda out, true, _cut: _mean_over_hits(
+            out[:, 0], true == 1, lambda rows, hits: _share_in_top(rows, hits) / TOP
+        ),
     ),
     TaskMetric(
         name="accuracy",
@@ -276,12 +315,66 @@ def metrics_of(
     Raises:
         ConfigError: If the task has no such metric.
     """
-    own = TASK_METRICS[task]
+    own = (*TASK_METRICS[task], *(() if task == "regression" else _installed_metrics()))
     names = [metric.name for metric in own]
     if first is not None and first not in names:
         near = checks.did_you_mean(first, names)
         raise ConfigError(f"{named}: a {task} task has {', '.join(names)}; got {first!r}{near}")
     return tuple(sorted(own, key=lambda metric: metric.name != (first or names[0])))
+
+
+@functools.cache
+def _installed_metrics() -> tuple[TaskMetric, ...]:
+    """Return the metrics of installed packages, each a function as scikit-learn's are.
+
+    It is called with class numbers and the second class's probabilities, of several classes with
+    those of all. More is better unless its attribute ``higher_is_better`` is false.
+
+    Raises:
+        ConfigError: If one can't be imported; one line.
+    """
+    made = []
+    for entry in metadata.entry_points(group=GROUP):
+        try:
+            function = entry.load()
+        except Exception as error:
+            reason = f"{GROUP}: {entry.name!r}, {entry.value}: can't be loaded"
+            raise ConfigError(f"{reason}: {in_one_line(error)}") from error
+        made.append(
+            TaskMetric(
+                name=entry.name,
+                meaning=f"{entry.value} of an installed package",
+                values="any number",
+                higher_is_better=getattr(function, "higher_is_better", True),
+                needs="rows of every class",
+                defined=lambda true, outputs: len(np.unique(true)) == max(2, outputs),
+                measure=functools.partial(_by_function, function),
+            )
+        )
+    return tuple(made)
+
+
+def _by_function(
+    function: Callable[[Any, Any], float], outputs: Outputs, targets: Targets, _cut: float
+) -> Resampled:
+    scores = _probabilities(outputs)
+    scores = scores[:, 1] if outputs.shape[1] == 1 else scores
+    labels = targets.astype(np.int64)
+
+    def measure(weights: Weights) -> Float64[np.ndarray, " resamples"]:
+        drawn = [np.repeat(np.arange(len(labels)), own.astype(np.int64)) for own in weights]
+        classes = len(np.unique(labels))
+        return np.array(
+            [
+                function(labels[rows], scores[rows])
+                if len(np.unique(labels[rows])) == classes
+                else np.nan
+                for rows in drawn
+            ],
+            dtype=np.float64,
+        )
+
+    return measure
 
 
 def _explained_variance(
@@ -362,6 +455,40 @@ def _area(scores: Float64[np.ndarray, " rows"], positive: Bool[np.ndarray, " row
         return _ratio(won, pairs)
 
     return measure
+
+
+def _mean_over_hits(
+    scores: Float64[np.ndarray, " rows"],
+    positive: Bool[np.ndarray, " rows"],
+    worth: Callable[[Cumulated, Cumulated], Cumulated],
+) -> Resampled:
+    """Return the mean worth of the positive rows, from the highest score down.
+
+    Args:
+        scores: Scores of the rows; those of equal ones are worth the same.
+        positive: Which rows are positive.
+        worth: Called with the numbers of rows and of positive ones down to each different score.
+    """
+    order = np.argsort(-scores, kind="stable")
+    ends = np.flatnonzero(np.append(np.diff(scores[order]) != 0, True))
+
+    def measure(weights: Weights) -> Float64[np.ndarray, " resamples"]:
+        rows = weights[:, order].cumsum(axis=1)[:, ends]
+        hits = (weights * positive)[:, order].cumsum(axis=1)[:, ends]
+        worths = np.diff(hits, prepend=0, axis=1) * worth(rows, hits)
+        return _ratio(worths.sum(axis=1), hits[:, -1])
+
+    return measure
+
+
+def _precision(rows: Cumulated, hits: Cumulated) -> Cumulated:
+    return np.nan_to_num(_ratio(hits, rows))
+
+
+def _share_in_top(rows: Cumulated, _hits: Cumulated) -> Cumulated:
+    """Return 1 for scores among the top rows, and a part of 1 for the score at their end."""
+    own = np.diff(rows, prepend=0, axis=1)
+    return np.clip(np.nan_to_num(_ratio(TOP * rows[:, -1:] - rows + own, own)), 0, 1)
 
 
 def _ratio(
@@ -466,4 +593,4 @@ def resampled_metrics(
         targets: The labels, in the outputs' units.
         cut: The logit above which a row of a binary task counts as the second class.
     """
-    return {metric.name: metric.measure(outputs, targets, cut) for metric in TASK_METRICS[task]}
+    return {metric.name: metric.measure(outputs, targets, cut) for metric in metrics_of(task, None)}

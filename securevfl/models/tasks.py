@@ -16,8 +16,12 @@ from securevfl.core.conventions import Task
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.models import task_metrics
 
-Rule = Literal["half", "f1", "youden"] | float
-"""``half``: 0.5; ``f1`` and ``youden``: the best on the validation rows; or a number."""
+Rule = Literal["auto", "half", "f1", "youden"] | float
+"""``half``: 0.5; ``f1`` and ``youden``: the best on the validation rows; or a number. ``auto``:
+``f1`` where the second class is rare, else ``half``."""
+
+RARE: Final = 0.2
+"""Share of rows below which a class is rare."""
 
 HALF: Final = 0.5
 """The default threshold."""
@@ -42,6 +46,8 @@ def choose_threshold(
         return rule
     positives = int((targets == 1).sum())
     negatives = len(targets) - positives
+    if rule == "auto":
+        rule = "f1" if positives < RARE * len(targets) else "half"
     if rule == "half" or not positives or not negatives:
         return HALF
     scores, place = np.unique(logits, return_inverse=True)
@@ -256,7 +262,7 @@ class TaskHead:
         """Return a metric's interval in the units of :meth:`metrics`."""
         (metric,) = (
             candidate
-            for candidate in task_metrics.TASK_METRICS[self.task]
+            for candidate in task_metrics.metrics_of(self.task, None)
             if candidate.name == name
         )
         if interval is None or metric.unit != "label":

@@ -29,7 +29,7 @@ from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.session.party_files import PartyFiles
 from securevfl.ledger.book import label_figures, labels_spent
 from securevfl.ledger.ledger import Ledger
-from securevfl.models.tasks import Metrics
+from securevfl.models.tasks import HALF, Metrics
 
 UNTESTED: Final = (
     "after what was lost the budget does not cover the test rows; the model is kept, and was not "
@@ -296,15 +296,24 @@ def threshold_in_words(evaluation: Mapping[str, Any]) -> str:
     Args:
         evaluation: Of a binary task.
     """
-    threshold, positive = evaluation["threshold"], evaluation["confusion"]["classes"][1]
+    threshold, confusion = evaluation["threshold"], evaluation["confusion"]
+    positive, counts = confusion["classes"][1], confusion["counts"]
     why = {
-        "half": "the default of training.threshold",
+        "half": "training.threshold",
+        "auto": "that class is not rare",
         "fixed": "training.threshold",
         "f1": "the best F1 on validation rows",
         "youden": "the best Youden index on validation rows",
     }
-    cut = f"{threshold['value']:.4g}: {why[threshold['rule']]}"
-    return f"positive class: {positive!r}, above its probability {cut}"
+    rule = threshold["rule"]
+    if rule == "auto" and threshold["value"] != HALF:
+        rule = "f1"
+    share = sum(counts[1]) / max(1, sum(map(sum, counts)))
+    none = "" if counts[0][1] + counts[1][1] else "; no test row is above it"
+    return (
+        f"positive class: {positive!r} ({share:.1%} of test rows), above its probability "
+        f"{threshold['value']:.4g}: {why[rule]}{none}"
+    )
 
 
 def privacy_figures(plan: RunPlan, ledger: Ledger) -> PrivacyFigures:

@@ -50,37 +50,59 @@ def read_party(
     keys, path, truth = key_spec(config), data_root / party.data, config.linkage.truth
     where = f"table {path} of {party.name!r}"
     roles, settings = column_roles(config, party), column_settings(config, party)
-    schema = None if model is None else schema_of(model)
     try:
         frame = read_frame(
             path,
             where=where,
             reading=party.reading,
             wanted=_wanted_columns(config, party, roles, settings)
-            if schema is None
-            else _wanted_again(config, party, schema, truth=truth),
+            if model is None
+            else _wanted_again(config, party, schema_of(model), truth=truth),
             notice=lambda text: observe(Warned(text=text)),
         )
     except DataError as error:
         if path.is_absolute() or path.exists():
             raise
         raise DataError(f"{error}; relative paths start at --data-root (data_root)") from None
-    if schema is None:
+    if model is None:
         table = party_tables.fit_party_table(frame, roles, settings, name=party.name, where=where)
-        column = _split_column(config, party)
-        if column is not None:
-            split_by = keys_and_labels.split_places(
-                frame, column, kind=_split_kind(config), where=where
-            )
-            table = replace(table, split_by=split_by)
+        table = with_split(config, party, frame, table, where=where)
     else:
-        table = party_tables.new_rows(frame, schema, name=party.name, where=where, truth=truth)
+        table = party_tables.new_rows(
+            frame,
+            schema_of(model),
+            name=party.name,
+            where=where,
+            truth=truth,
+            text_key=_text_key(config, party),
+            scaler=model.feature_scaler,
+        )
     if keys.are_numbers:
         return table
     columns = keys_of_frame(
         keys, frame, name=party.name, columns=party.key, truth=truth, where=where
     )
     return replace(table, link_columns=columns)
+
+
+def with_split(
+    config: FederationConfig,
+    party: PartySettings,
+    frame: pd.DataFrame,
+    table: PartyTable,
+    *,
+    where: str,
+) -> PartyTable:
+    """Return a party's table with the groups or times by which its rows are split, if any.
+
+    Raises:
+        DataError: If the column is not there, or a value is missing or none of its kind.
+    """
+    column = _split_column(config, party)
+    if column is None:
+        return table
+    split_by = keys_and_labels.split_places(frame, column, kind=_split_kind(config), where=where)
+    return replace(table, split_by=split_by)
 
 
 def column_roles(config: FederationConfig, party: PartySettings) -> party_tables.ColumnRoles:
@@ -94,10 +116,19 @@ def column_roles(config: FederationConfig, party: PartySettings) -> party_tables
         task=config.federation.task,
         label=party.label,
         positive=party.positive,
+        # Which class is rarer is a fact of the labels, which their epsilon does not cover.
+        rarer_is_positive=config.label_epsilon is None,
         truth=config.linkage.truth,
         keys_are_inputs=config.source["model"].get("keys_as_features") is True,
-        exclude=(*(() if numeric else party.key), *(() if column is None else (column,))),
+        exclude=(*_text_key(config, party), *(() if column is None else (column,))),
+        text_key=_text_key(config, party),
+        random_split=column is None,
     )
+
+
+def _text_key(config: FederationConfig, party: PartySettings) -> tuple[str, ...]:
+    """Return a party's key columns where keys are compared as texts, for linkage alone."""
+    return () if key_spec(config).are_numbers else tuple(party.key)
 
 
 def schema_of(model: SavedModel) -> TableSchema:
@@ -284,7 +315,14 @@ def rows_of_frame(
         frame = frame.fillna(stand_ins)
     elif set(party.key) <= set(frame.columns):
         linkable = frame[list(party.key)].notna().any(axis=1).to_numpy(copy=True)
-    table = party_tables.new_rows(frame, schema_of(model), name=party.name, where=where)
+    table = party_tables.new_rows(
+        frame,
+        schema_of(model),
+        name=party.name,
+        where=where,
+        text_key=[key for key in _text_key(config, party) if key in frame.columns],
+        scaler=model.feature_scaler,
+    )
     if not keys.are_numbers:
         columns = keys_of_frame(
             keys, frame, name=party.name, columns=party.key, truth=None, where=where

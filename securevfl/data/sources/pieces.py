@@ -31,6 +31,10 @@ if int(pd.__version__.partition(".")[0]) < 3:
         f"need pandas>=3: pip install 'pandas>=3', and no older one ahead of it on PYTHONPATH"
     )
 
+LOST: Final = "lost"
+"""Attribute of a frame: what its source shows and its cells lack, by kind and by column. ``words``:
+a word that counts as an empty cell; ``formulas`` and ``merged``: how many such cells are empty."""
+
 _FLOAT32_MAX: Final = float(np.finfo(np.float32).max)
 _INT32: Final = np.iinfo(np.int32)
 _REASON: Final = 200

@@ -12,10 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import pandas as pd
 
 from securevfl.core.errors import DataError, SecureVflError, missing_extra
-from securevfl.data.cells import read_numbers, row_text
+from securevfl.data.cells import read_numbers, row_text, whole_date_form
 from securevfl.data.sources import settings
 from securevfl.data.sources.dialects import (
     Dialect,
@@ -25,7 +26,14 @@ from securevfl.data.sources.dialects import (
     no_such_encoding,
     open_table,
 )
-from securevfl.data.sources.pieces import COLUMNAR_SUFFIXES, IN_ROWS, SOURCES, Pieces, read_columnar
+from securevfl.data.sources.pieces import (
+    COLUMNAR_SUFFIXES,
+    IN_ROWS,
+    LOST,
+    SOURCES,
+    Pieces,
+    read_columnar,
+)
 from securevfl.data.sources.settings import Reading, Wanted
 
 EVERYTHING: Final = settings.Wanted()
@@ -105,8 +113,8 @@ def _read_file(
     if is_text_table(path):
         _require_settings(reading, _TEXT_SETTINGS, where=where)
         frame, recognised = read_text_file(path, reading, wanted, where=where)
-        for text in recognised:
-            notice(text)
+        if recognised is not None:
+            notice(recognised)
         return frame
     if suffix in SOURCES:
         source = SOURCES[suffix]
@@ -146,8 +154,8 @@ _TOO_LONG: Final = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")
 
 def read_text_file(
     path: Path, reading: Reading, wanted: Wanted, *, where: str
-) -> tuple[pd.DataFrame, list[str]]:
-    """Read the wanted columns of a text file, and say what was recognised.
+) -> tuple[pd.DataFrame, str | None]:
+    """Read the wanted columns of a text file, and say what was recognised, if it is unusual.
 
     Cells of other columns are split but never kept, and of the wanted ones no more than a million
     are in memory as texts at a time.
@@ -168,6 +176,10 @@ def read_text_file(
     pieces = Pieces(exact=wanted.exact)
     everywhere = empty_cells(reading)
     own = _declared_words(everywhere, wanted, columns)
+    keys = [name for name in columns if name in wanted.as_text and name not in own]
+    keys = keys if reading.empty is None else []
+    # All cells of a key are looked at for words that count as empty, not those of a sample.
+    own |= {name: [""] for name in keys}
     empty = {name: own.get(name, everywhere) for name in dialect.names} if own else everywhere
     spelled = {name: str for name in columns if name in wanted.as_text or name in own}
     try:
@@ -189,9 +201,14 @@ def read_text_file(
     for name in columns:
         if frame[name].dtype == "str" and name not in spelled and name not in wanted.words:
             frame[name] = read_numbers(frame[name], read, where=f"{where}: column {name!r}")
-    gaps = {name: line for name, line in dialect.gaps.items() if name in columns}
-    notices = [dialect.notice, _words_for_nothing(gaps, where=where)]
-    return frame, [text for text in notices if text is not None]
+    words = {name: word for name, word in dialect.gaps.items() if name in columns}
+    for name in keys:
+        gaps = frame[name].isin(everywhere)
+        if gaps.any() and frame[name][~gaps].str.strip().str[:1].str.isalpha().any():
+            words[name] = frame[name][gaps].min()
+        frame[name] = frame[name].mask(gaps)
+    frame.attrs[LOST] = {"words": words}
+    return frame, dialect.notice
 
 
 def with_dates(
@@ -208,6 +225,11 @@ def with_dates(
     if reading.dates is None:
         return frame
     for name in frame.columns:
+        if pd.api.types.is_numeric_dtype(frame[name]):
+            numbers = frame[name].to_numpy(np.float64, na_value=np.nan)
+            if whole_date_form(numbers) == reading.dates:
+                texts = frame[name].astype("Int64").astype("str")
+                frame[name] = texts.str.zfill(settings.WHOLE_DATES[reading.dates])
         if frame[name].dtype == "str" and name not in wanted.words:
             frame[name] = _in_iso_form(
                 frame[name], reading.dates, where=f"{where}: column {name!r}"
@@ -245,19 +267,6 @@ def _declared_words(
     """Return the empty cells of each column where a declared word would count as empty."""
     declared = {name: {*wanted.words.get(name, ())} & {*everywhere} - {""} for name in columns}
     return {name: sorted({*everywhere} - words) for name, words in declared.items() if words}
-
-
-def _words_for_nothing(gaps: Mapping[str, str], *, where: str) -> str | None:
-    """Return a line about columns of words in which other words stand for no value."""
-    if not gaps:
-        return None
-    name, cell = next(iter(gaps.items()))
-    others = f"{len(gaps) - 1} more column" + ("" if len(gaps) == 2 else "s")
-    more = f" (and such cells of {others})" if len(gaps) > 1 else ""
-    return (
-        f"{where}: {cell!r} of column {name!r}{more} counts as an empty cell; where it is a word, "
-        f'declare it in categories, or write reading = {{ empty = [""] }}'
-    )
 
 
 def _pieces(

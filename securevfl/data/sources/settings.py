@@ -282,8 +282,20 @@ class Source(OwnReading):
         )
 
 
+WHOLE_DATES: Final = {
+    "%Y%m%d": 8,
+    "%d%m%Y": 8,
+    "%Y%m": 6,
+    "%Y%m%d%H%M": 12,
+    "%Y%m%d%H%M%S": 14,
+}
+"""Forms of dates that are whole numbers, and their digits."""
+
+
 def _require_date_form(form: str) -> None:
-    """Refuse a form without day, month and year, or one that looks like a number."""
+    """Refuse a form without day, month and year, or another one that looks like a number."""
+    if form in WHOLE_DATES:
+        return
     day = datetime.datetime(2001, 2, 3)
     try:
         shown = day.strftime(form)

@@ -16,6 +16,7 @@ from securevfl.core import checks
 from securevfl.core.errors import ConfigError, DataError, SecureVflError
 from securevfl.core.formatting import toml_key, toml_text, toml_value
 from securevfl.core.settings import read_settings
+from securevfl.data.doubts import TableInUse, ask
 from securevfl.data.sources.read import holds_cells, read_frame, with_dates
 from securevfl.data.sources.settings import (
     SOURCE_SUFFIX,
@@ -27,7 +28,7 @@ from securevfl.data.sources.settings import (
 )
 from securevfl.data.tables import KeyTable, default_validation_fraction
 from securevfl.desk.setup import check, proposed_columns, spelling
-from securevfl.desk.setup.proposal import ColumnUse, Proposal, Wishes, propose
+from securevfl.desk.setup.proposal import ColumnUse, Proposal, Wishes, propose, table_in_use
 from securevfl.linkage.metrics.metric import KeySpec
 from securevfl.linkage.stage.party_keys import read_keys
 
@@ -130,6 +131,10 @@ def _training(proposal: Proposal, chosen: Mapping[str, Any]) -> str:
     if rows is not None:
         share = default_validation_fraction(rows, test_fraction=TrainingSettings().test_fraction)
         lines.append(f"validation_fraction = {share:.3g}" + _aside("more where rows are few"))
+    if proposal.split_column is not None:
+        column = toml_value(proposal.split_column)
+        lines.append('split = "group"' + _aside("rows of one key stay on one side of the split"))
+        lines.append(f"split_column = {column}")
     if proposal.some_unlabelled:
         lines.append('empty_labels = "unlabelled"' + _aside("some rows have no label"))
     return _lines(*lines)
@@ -414,10 +419,46 @@ def propose_file(
     )
     proposed_columns.require_columns(tables, declared)
     proposal = propose(_with_names_that_differ(tables), wishes)
-    proposal = _with_links(proposal, root)
+    proposal = _with_links(_with_doubts(proposal), root)
     text = federation_text(proposal)
     _parse(text)
     return proposal, text
+
+
+def _with_doubts(proposal: Proposal) -> Proposal:
+    """Return a proposal with the doubts about the tables on this machine, and a split by keys.
+
+    Raises:
+        DataError: If a doubt stops.
+    """
+    texts: list[str] = []
+    for table in proposal.tables:
+        primary = table is proposal.tables[0]
+        in_use = table_in_use(
+            table,
+            key=proposal.keys.columns[table.name],
+            label=proposal.label if primary else None,
+            task=proposal.task if primary else None,
+        )
+        if in_use is None:
+            continue
+        if primary and (column := in_use.group_column()) is not None:
+            proposal = replace(proposal, split_column=column)
+            in_use = replace(in_use, random_split=False)
+        texts += [f"{table.name}: {text}" for text in warnings_of(in_use, table.name)]
+    return replace(proposal, doubts=tuple(texts))
+
+
+def warnings_of(table: TableInUse, name: str) -> tuple[str, ...]:
+    """Return the doubts about a table that do not stop.
+
+    Raises:
+        DataError: If one does.
+    """
+    stopping, warning = ask(table, where=f"table of {name!r}")
+    if stopping:
+        raise DataError(stopping[0])
+    return warning
 
 
 def _with_links(proposal: Proposal, root: Path) -> Proposal:
@@ -425,7 +466,7 @@ def _with_links(proposal: Proposal, root: Path) -> Proposal:
     config = _parse(federation_text(proposal))
     keys = _keys(proposal, config, root)
     better, doubts = _better_spelling(proposal, link_spec(config).keys, keys)
-    doubts = [*proposal.keys.doubts, *doubts]
+    doubts = [*proposal.keys.doubts, *proposal.doubts, *doubts]
     if better:
         settings = {name: value for found in better for name, value in found.settings.items()}
         shares = tuple(f"keys are spelled differently: {found.in_words()}" for found in better)

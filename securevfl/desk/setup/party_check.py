@@ -1,6 +1,6 @@
 """Check of one party's table: the features that it becomes, and all its problems."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.federation.encoder_fitting import build_encoder
 from securevfl.linkage.stage.party_keys import keys_of, keys_of_frame
 from securevfl.models.registry import family_names
-from securevfl.runtime.run_tables import column_settings, table_warnings
+from securevfl.runtime.run_tables import column_roles, column_settings, table_warnings, with_split
 
 
 @dataclass(kw_only=True)
@@ -145,31 +145,9 @@ def _look(
 ) -> None:
     party, names = party_check.party, set(map(str, frame.columns))
     numeric = key_spec(config).are_numbers
-    truth = config.linkage.truth
-    if truth is not None and truth not in names:
-        party_check.problems.append(
-            f"{where}: linkage.truth: names {truth!r}, and there is no such column; correct it, or "
-            f"leave it out"
-        )
-        truth = None
-    named = [*party.key, *([party.label] if party.label else [])]
-    for column in named:
-        party_check.dropped[column] = "the label" if column == party.label else "a key"
-    if truth is not None:
-        party_check.dropped[truth] = "the truth of linkage"
-    party_check.dropped |= dict.fromkeys(party.exclude, "excluded")
     keys = [key for key in party.key if key in names]
-    exclude = [column for column in party.exclude if column in names]
     try:
-        roles = ColumnRoles(
-            key=keys if numeric else (),
-            task=config.federation.task,
-            label=party.label if party.label in names else None,
-            positive=party.positive,
-            exclude=exclude if numeric else [*exclude, *keys],
-            truth=truth,
-            keys_are_inputs=config.source["model"].get("keys_as_features") is True,
-        )
+        roles = _roles(party_check, config, names, where=where)
     except ConfigError:
         return  # the rules of the file say so
     settings = column_settings(config, party)
@@ -184,7 +162,7 @@ def _look(
                 frame,
                 name=party.name,
                 columns=party.key,
-                truth=truth,
+                truth=roles.truth,
                 where=where,
             )
         except SecureVflError as error:
@@ -199,10 +177,50 @@ def _look(
     ]
     if not fitted.unfit:
         party_check.num_features = fitted.features.shape[1]
-    if not party_check.problems and fitted.table is not None:
-        party_check.table = replace(fitted.table, link_columns=link_columns)
-        party_check.warnings += table_warnings(config, party, fitted.table)
+    table = fitted.table
+    if table is not None:
+        try:
+            table = with_split(config, party, frame, table, where=where)
+        except DataError as error:
+            party_check.problems.append(str(error))
+    if not party_check.problems and table is not None:
+        party_check.table = replace(table, link_columns=link_columns)
+        party_check.warnings += table_warnings(config, party, table)
         party_check.keys = keys_of(key_spec(config), party_check.table)
+    else:
+        party_check.warnings += [f"{party.name}: {text}" for text in fitted.notes]
+
+
+def _roles(
+    party_check: PartyCheck, config: FederationConfig, names: Set[str], *, where: str
+) -> ColumnRoles:
+    """Return what the columns that are there are for, and note why others are no features.
+
+    Raises:
+        ConfigError: If a column has two roles.
+    """
+    party, truth = party_check.party, config.linkage.truth
+    if truth is not None and truth not in names:
+        party_check.problems.append(
+            f"{where}: linkage.truth: names {truth!r}, and there is no such column; correct it, or "
+            f"leave it out"
+        )
+        truth = None
+    named = [*party.key, *([party.label] if party.label else [])]
+    for column in named:
+        party_check.dropped[column] = "the label" if column == party.label else "a key"
+    if truth is not None:
+        party_check.dropped[truth] = "the truth of linkage"
+    party_check.dropped |= dict.fromkeys(party.exclude, "excluded")
+    roles = column_roles(config, party)
+    return replace(
+        roles,
+        key=[key for key in roles.key if key in names],
+        label=party.label if party.label in names else None,
+        exclude=names & {*roles.exclude, *party.exclude},
+        truth=truth,
+        text_key=[key for key in roles.text_key if key in names],
+    )
 
 
 def _take(

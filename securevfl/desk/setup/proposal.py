@@ -10,7 +10,9 @@ import numpy as np
 from securevfl.core.conventions import Task
 from securevfl.core.errors import ConfigError
 from securevfl.data.cells import amounts_of, dates_of, texts_of
-from securevfl.data.keys_and_labels import encode_labels
+from securevfl.data.doubts import TableInUse
+from securevfl.data.keys_and_labels import encode_labels, rarer_class
+from securevfl.data.scaling import ColumnSettings
 from securevfl.desk.setup.check import LIMITS, RowsServed
 from securevfl.desk.setup.proposed_columns import (
     Bounds,
@@ -132,6 +134,9 @@ class Proposal:
     doubts: tuple[str, ...] = ()
     """Doubts about these links with figures of records, which must not stand in the shared file."""
 
+    split_column: str | None = None
+    """Key column whose rows stay on one side of the split, as many rows have one key; else None."""
+
     @property
     def neighbours(self) -> int:
         """K: of a score by keys that are alike, 1, since a row with one record costs less."""
@@ -140,6 +145,18 @@ class Proposal:
 
     served: Mapping[str, RowsServed] = field(default_factory=dict)
     """Rows that a secondary's records serve, by party, for tables on this machine."""
+
+    @property
+    def positive_in_words(self) -> str:
+        """The positive class with its share of the rows; empty where it is not known here."""
+        column = self.tables[0].column(self.label)
+        if self.task != "binary" or column is None or column.values is None:
+            return ""
+        labels, classes = encode_labels(
+            column.values.dropna(), task="binary", where="--label", positive=self.positive
+        )
+        assert classes is not None, "it is a task of classes"
+        return f"positive: {classes[1]!r} ({labels.mean():.1%} of the rows)"
 
     @property
     def left_open(self) -> list[tuple[str, str]]:
@@ -219,6 +236,9 @@ def propose(tables: Sequence[Table], wishes: Wishes) -> Proposal:
     }
     task, why = _task_of(label) if wishes.task is None else (wishes.task, "as you asked")
     _require_positive(wishes.positive, label, task)
+    positive = wishes.positive
+    if positive is None and task == "binary" and label.values is not None:
+        positive = rarer_class(label.values)
     counts = {name: sum(use.use == "feature" for use in own) for name, own in uses.items()}
     for name, count in counts.items():
         # A primary may have keys and labels alone; a secondary has nothing else to give.
@@ -235,13 +255,45 @@ def propose(tables: Sequence[Table], wishes: Wishes) -> Proposal:
         task=task,
         task_reason=why,
         label=wishes.label,
-        positive=wishes.positive,
+        positive=positive,
         truth=wishes.truth,
         some_unlabelled=bool(label.inferred and label.inferred.missing),
         epsilon=wishes.epsilon,
         delta=min(table.delta or largest_delta(table.rows) for table in secondaries),
         classes=_classes_of(label, task),
         bounds_from_data=wishes.bounds_from_data,
+    )
+
+
+def table_in_use(
+    table: Table, *, key: Sequence[str] = (), label: str | None = None, task: Task | None = None
+) -> TableInUse | None:
+    """Return a table with the columns that could be features, to ask it for doubts.
+
+    Args:
+        table: The table; None is returned where it is not on this machine.
+        key: Its key columns.
+        label: Its label.
+        task: Kind of the label.
+    """
+    if table.frame is None:
+        return None
+    columns = [
+        column
+        for column in table.columns
+        if column.name not in (*key, label) and excluded_because(column) is None
+    ]
+    return TableInUse(
+        frame=table.frame,
+        key=key,
+        label=label,
+        numeric_label=task == "regression",
+        features={column.name: column.inferred for column in columns if column.inferred},
+        settings=ColumnSettings(
+            bounds={column.name: column.bounds for column in columns if column.bounds},
+            categories={column.name: column.words for column in columns if column.words},
+        ),
+        random_split=True,
     )
 
 

@@ -145,6 +145,9 @@ class Table:
     reading: Reading = AS_IT_IS
     """Reading settings of its file, and the form of its dates."""
 
+    frame: pd.DataFrame | None = None
+    """The table as it was read; None if it is not on this machine."""
+
     def column(self, name: str) -> Column | None:
         """Return the column of that name."""
         return next((column for column in self.columns if column.name == name), None)
@@ -224,7 +227,14 @@ def describe_table(
                 values=frame[column],
             )
         )
-    table = Table(name=name, data=data, columns=tuple(columns), rows=len(frame), reading=reading)
+    table = Table(
+        name=name,
+        data=data,
+        columns=tuple(columns),
+        rows=len(frame),
+        reading=reading,
+        frame=frame,
+    )
     return with_declared(table, declared)
 
 

@@ -236,11 +236,13 @@ def _by_times(tables: Sequence[Table], times: _Shared, name: str) -> KeyProposal
 
 
 def _zones(columns: Mapping[str, Column]) -> tuple[str, ...]:
-    """Return a warning if only some times have a zone.
+    """Return a warning if only some times have a zone, as a table elsewhere can't be asked.
 
     Args:
         columns: One of each party, by party.
     """
+    if all(column.values is not None for column in columns.values()):
+        return ()
     zones = {party: having for party, column in columns.items() if (having := column.zone)}
     if len(set(zones.values())) <= 1 and "some" not in zones.values():
         return ()

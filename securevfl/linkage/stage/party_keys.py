@@ -159,8 +159,4 @@ def keys_of_frame(
 def _as_the_primary_names_them(spec: KeySpec, table: KeyTable) -> KeyTable:
     """Return keys under common names, spelled as the federation file says."""
     columns = dict(zip(spec.kinds, table.columns.values(), strict=True))
-    return KeyTable(
-        name=table.name,
-        columns=spec.normal(columns),
-        entities=table.entities,
-    )
+    return replace(table, columns=spec.normal(columns))

@@ -1,7 +1,9 @@
 """Read a sheet of an Excel workbook (.xlsx), row by row."""
 
 import datetime
-from collections.abc import Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -11,7 +13,7 @@ import pandas as pd
 from securevfl.core.errors import DataError, of_an_extra
 from securevfl.core.files import require_unpackable
 from securevfl.data.sources.dialects import LINES_TO_HEADER, empty_cells, require_header_first
-from securevfl.data.sources.pieces import IN_ROWS, Pieces, TableSource
+from securevfl.data.sources.pieces import IN_ROWS, LOST, Pieces, TableSource
 from securevfl.data.sources.read import with_dates
 from securevfl.data.sources.settings import Reading, Wanted, reading_entry, require_names
 
@@ -45,8 +47,13 @@ def read_workbook(path: Path, reading: Reading, wanted: Wanted, *, where: str) -
             require_unpackable(file, most=_MOST_UNPACKED)
             book = openpyxl.load_workbook(file, read_only=True, data_only=True, keep_links=False)
             try:
-                rows = _rows(book, reading, where=where)
-                frame = _table(rows, reading, wanted, where=where)
+                sheet = _sheet(book, reading, where=where)
+                rows = _rows(sheet, reading)
+                frame, places = _table(rows, reading, wanted, where=where)
+                gaps = {name: place for name, place in places.items() if frame[name].hasnans}
+                if gaps:
+                    lost = _unshown(sheet, gaps, skipped=reading.skip_lines or 0)
+                    frame.attrs[LOST] = {**lost, **frame.attrs[LOST]}
             finally:
                 book.close()
     except (DataError, OSError, MemoryError):
@@ -59,8 +66,7 @@ def read_workbook(path: Path, reading: Reading, wanted: Wanted, *, where: str) -
     return with_dates(frame, reading, wanted, where=where)
 
 
-def _rows(book: "Workbook", reading: Reading, *, where: str) -> Iterator[tuple[int, list[Any]]]:
-    """Return a sheet's rows that are not blank, without empty cells at their ends, numbered."""
+def _sheet(book: "Workbook", reading: Reading, *, where: str) -> Any:
     sheets = {sheet.title: sheet for sheet in book.worksheets}
     if reading.table is not None:
         require_names(list(sheets), [reading.table], where=f"{where}: reading.table", what="sheet")
@@ -69,6 +75,11 @@ def _rows(book: "Workbook", reading: Reading, *, where: str) -> Iterator[tuple[i
         raise DataError(f"{where}: has {len(sheets)} sheets; write {ways or 'a table into it'}")
     sheet: Any = sheets[reading.table] if reading.table is not None else book.worksheets[0]
     sheet.reset_dimensions()  # the size that a file states is often wrong
+    return sheet
+
+
+def _rows(sheet: Any, reading: Reading) -> Iterator[tuple[int, list[Any]]]:
+    """Return a sheet's rows that are not blank, without empty cells at their ends, numbered."""
     skipped = reading.skip_lines or 0
     for number, cells in enumerate(sheet.iter_rows(values_only=True), 1):
         last = next((i for i in range(len(cells), 0, -1) if cells[i - 1] not in (None, "")), 0)
@@ -78,7 +89,8 @@ def _rows(book: "Workbook", reading: Reading, *, where: str) -> Iterator[tuple[i
 
 def _table(
     rows: Iterator[tuple[int, list[Any]]], reading: Reading, wanted: Wanted, *, where: str
-) -> pd.DataFrame:
+) -> tuple[pd.DataFrame, dict[str, int]]:
+    """Return the wanted columns, and the place of each in the sheet."""
     names: Sequence[str]
     if reading.header is not None:
         names = reading.header
@@ -100,7 +112,7 @@ def _table(
     everywhere = empty_cells(reading)
     empty = {name: {*everywhere} - {*wanted.words.get(name, ())} for name in columns}
     places = {name: names.index(name) for name in columns}
-    pieces = Pieces(exact=wanted.exact)
+    pieces, words = Pieces(exact=wanted.exact), dict[str, str]()
     for piece in _pieces(rows, len(names), where=where):
         made = {
             name: _column(
@@ -109,11 +121,46 @@ def _table(
                 empty[name],
                 as_text=name in wanted.as_text,
                 where=f"{where}: column {name!r}",
+                lost=None if reading.empty is not None else partial(words.setdefault, name),
             )
             for name, place in places.items()
         }
         pieces.add(pd.DataFrame(made))
-    return pieces.frame()[columns]
+    frame = pieces.frame()[columns]
+    frame.attrs[LOST] = {"words": words}
+    return frame, places
+
+
+def _unshown(sheet: Any, places: Mapping[str, int], *, skipped: int) -> dict[str, dict[str, int]]:
+    """Return how many cells of each column are formulas without a value, or merged with others.
+
+    openpyxl reads a formula or its value, and no merged cells row by row.
+    """
+    from openpyxl.utils import cell, range_boundaries
+    from openpyxl.xml.functions import iterparse
+
+    formulas, merged = Counter[int](), Counter[int]()
+    with sheet._get_source() as source:
+        for _, element in iterparse(source):
+            tag = element.tag.rpartition("}")[2]
+            if tag == "c" and "r" in element.attrib:
+                parts = {part.tag.rpartition("}")[2]: part.text for part in element}
+                row, column = cell.coordinate_to_tuple(element.attrib["r"])
+                # A formula whose value is the empty text says that it is a text.
+                uncalculated = "f" in parts and not parts.get("v") and element.get("t") != "str"
+                if row > skipped and uncalculated:
+                    formulas[column - 1] += 1
+            elif tag == "mergeCell":
+                first, top, last, bottom = range_boundaries(element.attrib["ref"])
+                for column in range(first, last + 1):
+                    merged[column - 1] += bottom - max(top, skipped) + (column > first)
+            elif tag == "row":
+                element.clear()
+    counts = {"formulas": formulas, "merged": merged}
+    return {
+        kind: {name: count[place] for name, place in places.items() if count[place] > 0}
+        for kind, count in counts.items()
+    }
 
 
 def _pieces(
@@ -141,8 +188,16 @@ def _column(
     *,
     as_text: bool,
     where: str,
+    lost: Callable[[str], object] | None,
 ) -> "pd.Series[Any]":
-    """Return cells as a column of one kind, texts where they are of several."""
+    """Return cells as a column of one kind, texts where they are of several.
+
+    A word that counts as empty among others goes to ``lost``.
+    """
+    words = {cell for cell in cells if isinstance(cell, str) and cell.strip()}
+    gaps = words & {*empty}
+    if lost is not None and gaps and any(word.strip()[0].isalpha() for word in words - gaps):
+        lost(min(gaps))
     cells = [None if isinstance(cell, str) and cell in empty else cell for cell in cells]
     if as_text:
         for number, cell in zip(numbers, cells, strict=True):

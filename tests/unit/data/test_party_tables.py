@@ -11,6 +11,7 @@ import pytest
 
 from securevfl.core.conventions import Task
 from securevfl.core.errors import ConfigError, DataError
+from securevfl.data.keys_and_labels import encode_labels
 from securevfl.data.party_tables import (
     ColumnRoles,
     columns_of_schema,
@@ -273,3 +274,15 @@ def test_a_renamed_feature_of_new_rows_is_found_among_the_files_names(tmp_path: 
 def test_a_column_has_one_role(roles) -> None:
     with pytest.raises(ConfigError, match="one column has one role"):
         ColumnRoles(task="regression", **roles)
+
+
+@pytest.mark.parametrize(
+    ("words", "positive"), [("ja,nein,nein", "ja"), ("no,no,yes,yes,yes", "yes"), ("b,a,b,a", "b")]
+)
+def test_the_rarer_of_two_words_is_positive(words: str, positive: str) -> None:
+    """But truth values are what they say, and of equally many the last one counts."""
+    labels = pd.Series(words.split(","))
+    _, classes = encode_labels(labels, task="binary", where="label", rarer=True)
+    assert classes is not None
+    assert classes[1] == positive
+    assert encode_labels(labels, task="binary", where="label")[1] == tuple(sorted(set(labels)))

@@ -44,6 +44,7 @@ def by_scikit_learn(
         chance, predicted = expit(outputs[:, 0]), outputs[:, 0] > cut
         return {
             "auc": sklearn_metrics.roc_auc_score(targets, chance),
+            "average_precision": sklearn_metrics.average_precision_score(targets, chance),
             "f1": sklearn_metrics.f1_score(targets, predicted),
             "accuracy": sklearn_metrics.accuracy_score(targets, predicted),
             "balanced_accuracy": sklearn_metrics.balanced_accuracy_score(targets, predicted),
@@ -204,3 +205,13 @@ def test_ten_thousand_rows_take_well_under_a_second() -> None:
     assert time.process_time() - start < 5
     assert found.resamples == resamples_for(10_000, 1) == 1000
     assert resamples_for(10**7, 3) == 200
+
+
+@pytest.mark.parametrize(("positives", "rule"), [(5, "f1"), (40, "half")])
+def test_a_rare_class_gets_a_threshold_of_its_own(positives: int, rule: str) -> None:
+    """Of 100 rows: at a half, no row of a class of 5 % would ever be predicted."""
+    logits = np.linspace(-6, -1, 100)
+    targets = (np.arange(100) >= 100 - positives).astype(float)
+    chosen = choose_threshold("auto", logits, targets)
+    assert chosen == choose_threshold(rule, logits, targets)
+    assert (chosen < 0.5) == (rule == "f1")

@@ -3,16 +3,18 @@
 import dataclasses
 import math
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 import torch
+from helpers.installed import register
 from torch import Tensor
 
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.lab.pooled_methods import fit_table
 from securevfl.models.alone.margins import BaselineConfig
-from securevfl.models.task_metrics import TASK_METRICS
-from securevfl.models.tasks import TaskHead
+from securevfl.models.task_metrics import GROUP, TASK_METRICS, _installed_metrics
+from securevfl.models.tasks import TaskHead, evaluate
 
 REGRESSION = TaskHead(task="regression", label_deviation=10.0)
 BINARY = TaskHead(task="binary")
@@ -48,6 +50,11 @@ def test_figures_of_two_classes() -> None:
     assert found == pytest.approx(
         {
             "auc": 4.5 / 8,
+            # The tied rows count together: down to them, four of six rows are of the second class.
+            "average_precision": (1 / 1 + 2 / 3 + 3 / 4 + 4 / 6) / 4,
+            # Of six rows the top is 0.6 of the first one, which is one of four.
+            "recall_at_top": 0.6 / 4,
+            "lift_at_top": 0.6 / 4 / 0.1,
             "accuracy": 3 / 6,
             "f1": 2 * (2 / 3) * (2 / 4) / (2 / 3 + 2 / 4),
             "log_loss": -sum(math.log(one) for one in logs) / 6,
@@ -58,7 +65,7 @@ def test_figures_of_two_classes() -> None:
         },
         rel=1e-6,
     )
-    assert list(found)[:4] == ["auc", "accuracy", "f1", "log_loss"]
+    assert list(found)[:4] == ["auc", "average_precision", "recall_at_top", "lift_at_top"]
 
 
 def test_figures_of_several_classes() -> None:
@@ -101,7 +108,9 @@ def test_right_outputs_have_the_best_figures(task: str) -> None:
 
     for metric in TASK_METRICS[task]:
         value, other = best[metric.name], worse[metric.name]
-        assert value == pytest.approx(1.0 if metric.higher_is_better else 0.0, abs=1e-6)
+        # Half of the rows are positive, and a tenth are the top.
+        top = {"recall_at_top": 0.2, "lift_at_top": 2.0}.get(metric.name, 1.0)
+        assert value == pytest.approx(top if metric.higher_is_better else 0.0, abs=1e-6)
         assert dataclasses.replace(head, chosen=metric.name).is_better(value, other)
 
 
@@ -114,6 +123,9 @@ def test_right_outputs_have_the_best_figures(task: str) -> None:
             torch.zeros(4),
             {
                 "auc": "rows of both classes",
+                "average_precision": "a row of the second class",
+                "recall_at_top": "a row of the second class",
+                "lift_at_top": "a row of the second class",
                 "f1": "a row of the second class",
             },
         ),
@@ -164,9 +176,9 @@ def test_outputs_that_are_not_finite_end_in_one_line(head: TaskHead, value: floa
     ("task", "metric", "names"),
     [
         ("regression", "auc", "rmse, mae, r2"),
-        ("binary", "macro_f1", "auc, accuracy, f1, log_loss"),
+        ("binary", "macro_f1", "auc, average_precision, recall_at_top, lift_at_top, accuracy"),
         ("multiclass", "auc", "accuracy, macro_f1, macro_auc"),
-        ("binary", "AUC", "auc, accuracy"),
+        ("binary", "AUC", "auc, average_precision"),
     ],
 )
 def test_a_metric_of_another_task_is_refused(task: str, metric: str, names: str) -> None:
@@ -199,3 +211,29 @@ def test_early_stopping_goes_by_the_chosen_metric() -> None:
     assert accuracy.validation == accuracy.validation_metrics["accuracy"]
     assert auc.test == auc.test_metrics["auc"]
     assert accuracy.test == accuracy.test_metrics["accuracy"]
+
+
+def test_a_function_of_an_installed_package_is_a_metric(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stands beside the others, and training may go by it; its intervals are of draws."""
+    (tmp_path / "own_metric.py").write_text(
+        "def cost(labels, chances):\n"
+        "    return float(abs(labels - chances).mean())\n\n\n"
+        "cost.higher_is_better = False\n"
+    )
+    register(tmp_path, "own-metric", {GROUP: {"cost": "own_metric:cost"}})
+    monkeypatch.syspath_prepend(tmp_path)
+    _installed_metrics.cache_clear()
+    try:
+        outputs, targets = odds(0.9, 0.8, 0.3), torch.tensor([1.0, 0.0, 1.0])
+        head = dataclasses.replace(BINARY, chosen="cost")
+        found = evaluate(outputs, targets, head, classes=(0, 1), threshold=0.5, seed=0)
+        assert next(iter(found.metrics)) == "cost"
+        assert found.metrics["cost"] == pytest.approx((0.1 + 0.8 + 0.7) / 3)
+        low, high = found.intervals["cost"] or (0.0, 0.0)
+        assert 0.1 < low < found.metrics["cost"] < high < 0.8
+        assert not head.higher_is_better
+        assert "cost" not in REGRESSION.metrics(outputs, targets)
+    finally:
+        _installed_metrics.cache_clear()

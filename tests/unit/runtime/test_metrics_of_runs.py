@@ -19,7 +19,8 @@ from securevfl.runtime.simulation import simulate_federation
 from securevfl.testing import read_tables, write_federation
 
 Capture = pytest.CaptureFixture[str]
-BINARY = ("auc", "accuracy", "f1", "log_loss", "balanced_accuracy", "brier", "ece")
+BINARY = ("auc", "average_precision", "recall_at_top", "lift_at_top", "accuracy", "f1", "log_loss")
+BINARY += ("balanced_accuracy", "brier", "ece")
 
 
 def binary(folder: Path, *, share: float, rows: int = 240, **sections: Any) -> Path:

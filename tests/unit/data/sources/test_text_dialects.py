@@ -15,6 +15,7 @@ import pytest
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.data.party_tables import ColumnRoles, read_new_rows, read_table
 from securevfl.data.scaling import ColumnSettings
+from securevfl.data.sources.pieces import LOST
 from securevfl.data.sources.read import read_frame
 from securevfl.data.sources.settings import OwnReading, Reading, Wanted
 
@@ -384,13 +385,10 @@ def test_words_that_count_as_empty_are_named(tmp_path: Path) -> None:
     """Where the others are words, this one may be one too: in features, labels and keys alike."""
     path = tmp_path / "t.csv"
     path.write_text("id,plan,fee,day,tier\n1,None,NA,NA,NULL\n2,Gold,5,2024-01-01,a\n")
-    _, noticed = read(path)
-    assert noticed == [
-        "table: 'None' of column 'plan' (and such cells of 1 more column) counts as an empty cell; "
-        'where it is a word, declare it in categories, or write reading = { empty = [""] }'
-    ]
-    frame, noticed = read(path, empty=("",))
-    assert noticed == []
+    frame, _ = read(path)
+    assert frame.attrs[LOST] == {"words": {"plan": "None", "tier": "NULL"}}
+    frame, _ = read(path, empty=("",))
+    assert frame.attrs[LOST] == {"words": {}}
     assert frame.plan.tolist() == ["None", "Gold"]
 
 
@@ -415,7 +413,7 @@ def test_dates_of_a_named_form_are_read(tmp_path: Path) -> None:
     assert "say in which form" not in said
 
 
-@pytest.mark.parametrize("form", ["%d.%m", "%Y%m%d", "%d.%m.%y", "%H:%M", "day", "%"])
+@pytest.mark.parametrize("form", ["%d.%m", "%y%m%d", "%d.%m.%y", "%H:%M", "day", "%"])
 def test_a_form_that_tells_no_day_is_refused(form: str) -> None:
     with pytest.raises(ConfigError, match="dates: must name the day, the month"):
         Reading(dates=form)
