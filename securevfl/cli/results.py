@@ -39,6 +39,7 @@ def print_results(metrics: Mapping[str, Any], folder: Path, *, as_json: bool) ->
     if "absences" in metrics:
         text = absences_in_words(metrics["absences"], epochs=metrics["epochs"])
         console.print(Text.assemble(("absent: ", "bold"), text), soft_wrap=True)
+    console.print(run_folder.engine_in_words(metrics), highlight=False, soft_wrap=True)
     if metrics["bytes"]:
         _print_parties(console, metrics)
     console.print(f"run folder: {folder}", soft_wrap=True)
