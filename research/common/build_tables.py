@@ -315,11 +315,12 @@ def build(name: str, *, folder: Path, sources: Path) -> Path:
     Raises:
         SystemExit: If a source or the table is another one than that of the figures.
     """
-    table, files = TABLES[name], {}
+    table = TABLES[name]
+    files: dict[str, bytes] = {}
     for source in table.sources:
-        part = {path: _content(source.url + path, sources) for path in source.paths}
-        _require(f"{source.url} ({len(part)} files)", part, source.sha256)
-        files |= part
+        read = {path: _content(source.url + path, sources) for path in source.paths}
+        _require(f"{source.url} ({len(read)} files)", read, source.sha256)
+        files |= read
     built = table.build(files)
     parts = contents(built)
     _require(f"table {name}", parts, table.sha256)
