@@ -8,6 +8,7 @@ import json
 import re
 import statistics
 import sys
+import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -292,6 +293,20 @@ def on_shares() -> str:
     return f"{table(['k', 'rows x numbers', *names], rows)}\n{found.source}\n"
 
 
+PEERS: Final = ROOT / "docs" / "peers.toml"
+
+
+def peers() -> str:
+    """What other toolkits have: a word a cell, linked to where it was read."""
+    content = tomllib.loads(PEERS.read_text(encoding="utf-8"))
+    names = ("securevfl", *content["peers"])
+    cells = [
+        [row["what"], *(f"[{row[name][0]}]({row[name][1]})" for name in names)]
+        for row in content["row"]
+    ]
+    return table(["", *names], cells)
+
+
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "demo": demo,
     "frontier": frontier,
@@ -300,6 +315,7 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "gains": gains,
     "null-partners": null_partners,
     "on-shares": on_shares,
+    "peers": peers,
     "surviving": surviving,
     "waterfall": waterfall,
     "without-noise": without_noise,

@@ -35,6 +35,7 @@ def print_results(metrics: Mapping[str, Any], folder: Path, *, as_json: bool) ->
     _print_alignment(console, metrics)
     for line in run_folder.links_of_run(metrics):
         console.print(line.partition("; ")[0], highlight=False, soft_wrap=True, markup=False)
+    console.print(run_folder.engine_in_words(metrics), highlight=False, soft_wrap=True)
     if metrics["bytes"]:
         _print_parties(console, metrics)
     console.print(f"run folder: {folder}", soft_wrap=True)

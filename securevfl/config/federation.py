@@ -86,6 +86,20 @@ class FederationConfig:
         return next((party for party in self.parties if party.role == role), None)
 
     @property
+    def engine(self) -> sections.Engine:
+        """Engine that averages rows: what ``[mpc]`` says, or CrypTen where there is a dealer.
+
+        A simulation stands for the dealer that a linkage or ``encoder.labels`` needs.
+        """
+        if self.mpc.engine is not None:
+            return self.mpc.engine
+        deals = "dealer" in PROTECTIONS[self.linkage.protection].helpers or (
+            self.encoder is not None and self.encoder.labels == "shares"
+        )
+        dealer = deals or self.helper("dealer") is not None
+        return "crypten" if dealer and len(self.secondaries) > 1 else "masked"
+
+    @property
     def ranks(self) -> dict[str, int]:
         """Name to rank: the primary is 0, secondaries count from 1, helpers come after them."""
         return {

@@ -241,13 +241,17 @@ class PredictionSettings:
         checks.require_limits(self)
 
 
+Engine = Literal["masked", "crypten"]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MpcSettings:
     """The ``[mpc]`` table: what parties compute on shares, and with what."""
 
-    engine: Literal["masked", "crypten"] = "masked"
-    """Engine that averages rows. ``masked``: words under pairwise masks, which CrypTen adds up.
-    ``crypten``: secondaries share words as CrypTen tensors and add up shares; the same sum."""
+    engine: Engine | None = None
+    """Engine that averages rows. ``crypten``: secondaries share words as CrypTen tensors and add up
+    shares. ``masked``: words under pairwise masks, which CrypTen adds up; the same sum. Default:
+    ``crypten`` with a dealer and two secondaries or more, else ``masked``."""
 
     programs: Literal["unpromised", "always"] = "unpromised"
     """When ``securevfl mpc`` may run a program between the parties: where this file promises no

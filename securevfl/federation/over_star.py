@@ -88,7 +88,7 @@ def sum_from_secondary(
     agreed = repr((plan.cut, plan.training_rows))
     masks.bind(hashlib.sha256(agreed.encode()).digest(), tuple(others))
     revealed = CrypTenSumTo(SecondaryWire(transport), masks)
-    if plan.config.mpc.engine == "masked":
+    if plan.config.engine == "masked":
         return revealed, masks
     world = tuple(plan.secondaries)
     seat = Seat(rank=rank, world=world, pair_keys=others, context=context)

@@ -522,6 +522,7 @@ def measure_run(
         parties=len(config.parties),
         bytes={name: dict(row) for name, row in traffic.items()},
         mode=mode,
+        engine=config.engine,
         privacy=run_folder.privacy_figures(run.plan, run.ledger),
         stages=run.stage_figures(),
         alignment=run.alignment,

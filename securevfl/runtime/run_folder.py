@@ -145,6 +145,8 @@ class RunFigures:
     bytes: Mapping[str, Mapping[str, int]]
     """``sent`` and ``received`` by party; empty for a simulation."""
     mode: str
+    engine: str
+    """Engine that averages rows between processes."""
     privacy: PrivacyFigures
     stages: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Figures of each stage that has some; ``metrics.json`` has them under the stage's name."""
@@ -249,6 +251,19 @@ def placebos_in_words(figures: Mapping[str, Any]) -> str:
         for name, placebo in figures["placebos"].items()
     ]
     return f"placebo, {figures['metric']} of test rows: {', '.join(each)}" if each else ""
+
+
+def engine_in_words(figures: Mapping[str, Any]) -> str:
+    """Return what adds up the secondaries' rows, by the name that the federation file gives it."""
+    words = {
+        "crypten": "rows are CrypTen tensors that the secondaries share and add up",
+        "masked": "CrypTen adds up rows under pairwise masks",
+    }
+    how = words[figures["engine"]]
+    if figures["privacy"]["secondaries"] == 1:
+        how = "of one secondary there is nothing to add up"
+    place = "; simulated here, in clear" if figures["mode"] == "simulated" else ""
+    return f"engine {figures['engine']}: {how}{place}"
 
 
 def top_in_words(figures: Mapping[str, Any]) -> str:

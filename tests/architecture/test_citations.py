@@ -12,7 +12,7 @@ FOLDERS = ("securevfl", "tests", "research", "examples", "docs")
 # Documents that commands write, and that the text names as their output.
 WRITTEN = frozenset({"comparison.md", "sweep.md"})
 
-DOCUMENT = re.compile(r"[\w./-]*\w\.md\b")
+DOCUMENT = re.compile(r"(?<![\w:./-])[\w./-]*\w\.md\b")
 PATH = re.compile(rf"(?<![\w/.-])(?:{'|'.join(FOLDERS)})/[\w./-]+\.(?:py|toml|json|svg|j2)\b")
 SECTION = re.compile(r"((?:docs|research/\w+)/[\w-]+\.md), section\s+(\d+)")
 LINK = re.compile(r"\]\(([\w./-]+\.md)(?:#([\w-]+))?\)")

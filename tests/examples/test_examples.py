@@ -9,6 +9,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import joblib
+import numpy as np
 import pandas as pd
 import pytest
 import tomli_w
@@ -171,13 +173,27 @@ def test_housing_example_trains_between_processes(housing_sample):
     assert 90.0 < metrics["alone_test"] < 160.0
 
 
-def test_fedsim_example_runs_on_a_small_table(housing_sample, monkeypatch, capsys):
-    """Two epochs on 600 rows: every method lands below the labels' own deviation of about 360."""
-    monkeypatch.setenv("SECUREVFL_DATA", str(housing_sample))
-    main = runpy.run_path(str(EXAMPLES / "fedsim_housing.py"))["main"]
-    errors = main(["--rows", "600", "--epochs", "2"])
-    assert set(errors) == {"fedsim", "top1sim", "alone"}
-    assert all(50 < error < 360 for error in errors.values())
-    assert "what FedSim has learned of a link's similarity" in capsys.readouterr().out
+@pytest.fixture
+def blocks(tmp_path, monkeypatch):
+    """A table in place of the downloaded one: incomes depend on places, and prices on incomes."""
+    random = np.random.default_rng(0)
+    places = random.uniform(-1, 1, (3000, 2))
+    income = 4 + 2 * np.sin(3 * places[:, 0]) * np.cos(2 * places[:, 1])
+    price = 50_000 * income + 20_000 * random.normal(size=len(income))
+    # As scikit-learn keeps it: price, income, age, rooms, bedrooms, population, households, place.
+    others = random.uniform(1, 9, (len(income), 5))
+    table = np.column_stack([price, income, others, 34 + places[:, 1], -120 + places[:, 0]])
+    joblib.dump(table, tmp_path / "cal_housing_py3.pkz")
+    monkeypatch.setenv("SCIKIT_LEARN_DATA", str(tmp_path))
+
+
+@pytest.mark.usefixtures("blocks")
+def test_fedsim_takes_most_from_near_records(capsys):
+    """Of a smooth income many neighbours say more than one, or the place alone."""
+    main = runpy.run_path(str(EXAMPLES / "fedsim_california.py"))["main"]
+    errors = main(["--rows", "600", "--epochs", "4"])
+    assert set(errors) == {"fedsim", "avgsim", "top1sim", "alone"}
+    assert errors["fedsim"] < errors["alone"]
+    assert "what FedSim reads of the 50 links" in capsys.readouterr().out
     # Too few rows to learn from: it ends in words, whether an epoch helped or not.
     assert main(["--rows", "200", "--epochs", "1"]).keys() == errors.keys()

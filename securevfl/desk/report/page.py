@@ -72,6 +72,7 @@ def write_report(run: Path, config: FederationConfig | None = None) -> Path:
     measured = run_folder.read_measured(run, run_folder.CONTRIBUTION, run=metrics["run"])
     page = TEMPLATES.get_template("page.html.j2").render(
         metrics=metrics,
+        engine=run_folder.engine_in_words(metrics),
         models=run_folder.models_measured(metrics),
         intervals=_intervals(metrics),
         against=_against(metrics),

@@ -36,6 +36,11 @@ def test_losses_are_those_of_masked_sums(tmp_path: Path) -> None:
     assert len(simulated.losses) == 4
     path = with_engine(tmp_path, "crypten", secondaries=3, **sections)
     trained = sv.train(path, out=tmp_path / "run")
+    masked = sv.train(
+        with_engine(tmp_path, "masked", secondaries=3, **sections), out=tmp_path / "masked"
+    )
+    assert trained.losses == masked.losses
+    path = with_engine(tmp_path, "crypten", secondaries=3, **sections)
     # As close as the ring's steps let sums of float32 be: test_simulated_equals_federated.py.
     assert trained.losses == pytest.approx(simulated.losses, abs=2**-14)
     assert [one["round"] for one in trained.ledger if one["kind"] == "charge"] == charges
@@ -44,10 +49,9 @@ def test_losses_are_those_of_masked_sums(tmp_path: Path) -> None:
 
 
 def test_a_frozen_run_on_shares_predicts(tmp_path: Path) -> None:
-    """Pooled rows behind noise, each released once; so are predictions of its model."""
-    path = with_engine(
+    """Pooled rows behind noise, each released once; so are predictions. A dealer is enough."""
+    path = write_federation(
         tmp_path,
-        "crypten",
         rows=60,
         model={"release": "pooled", "top": "additive", "hidden": 4},
         encoder={"method": "principal"},
@@ -57,7 +61,9 @@ def test_a_frozen_run_on_shares_predicts(tmp_path: Path) -> None:
     source = tomllib.loads(path.read_text(encoding="utf-8"))
     for party in source["party"][1:3]:
         party |= {"scaling": "bounds", "bounds": [-4.0, 4.0]}
+    source |= {"mpc": {}, "party": [*source["party"], {"name": "dealer", "role": "dealer"}]}
     trained = sv.train(save_federation(tmp_path, source), out=tmp_path / "run")
+    assert trained.metrics["engine"] == "crypten"
     assert 0 < trained.metrics["privacy"]["epsilon"] <= 20.0
     new = pd.read_csv(tmp_path / "agency.csv").drop(columns="y")[:40]
     assert len(trained.predict(new).rows) == 40
