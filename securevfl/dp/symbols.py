@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.ciphers.modes import ECB
 from jaxtyping import Float64, Int64, UInt64
 
 from securevfl.core import checks
-from securevfl.core.errors import ConfigError
+from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.dp.events import SymbolRelease
 from securevfl.dp.gaussian import gaussian_delta
 from securevfl.dp.labels import SMALLEST_EPSILON, slots, turn_classes
@@ -128,16 +128,13 @@ class SymbolNoise:
 
     def draw(
         self, cells: Int64[np.ndarray, " rows"], keys: Int64[np.ndarray, " rows"], *, secret: bytes
-    ) -> Float64[np.ndarray, " rows"]:
-        """Return the mean score of each row's symbol, over the largest one.
+    ) -> Int64[np.ndarray, " rows"]:
+        """Return each row's symbol, from 0 to M - 1.
 
         Args:
             cells: From :meth:`cells_of`.
             keys: A number for each row's key; equal ones have equal cells, and get equal symbols.
             secret: 32 random bytes, of this release alone.
-
-        Returns:
-            One of M values each, in [-1, 1].
 
         Reveals:
             To readers of the result: each row's symbol, as
@@ -152,10 +149,19 @@ class SymbolNoise:
             uniform[again] = uniform_words(secret, keys[again], draw=count)[:, 1]
         absent = (uniform % np.uint64(self.plan.cells)).astype(np.int64)
         known = np.where(cells < 0, absent, cells)
-        drawn = turn_classes(known, self.plan.cells, _log_ratio(self.odds), words[:, 0])
+        return turn_classes(known, self.plan.cells, _log_ratio(self.odds), words[:, 0])
+
+    def scores(self, symbols: Int64[np.ndarray, " rows"]) -> Float64[np.ndarray, " rows"]:
+        """Return the mean score of each symbol's cell over the largest one: M values in [-1, 1].
+
+        Raises:
+            PrivacyError: If a symbol is none of the M.
+        """
+        if ((symbols < 0) | (symbols >= self.plan.cells)).any():
+            raise PrivacyError(f"a symbol is not from 0 to {self.plan.cells - 1}; nothing is sent")
         means = normal_scores(self.plan.cells)
-        sent: Float64[np.ndarray, " rows"] = (means / means[-1])[drawn]
-        return sent
+        scores: Float64[np.ndarray, " rows"] = (means / means[-1])[symbols]
+        return scores
 
 
 def uniform_words(

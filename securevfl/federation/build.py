@@ -156,7 +156,8 @@ def build_secondary(
     # Behind noise of its own every row is a release.
     firsts = None if symbols is None else linked.firsts
     if most is not None:
-        counted = CountedRelease(linked.source, ledger, most, firsts=firsts)
+        texts = None if symbols is None else linked.texts
+        counted = CountedRelease(linked.source, ledger, most, firsts=firsts, texts=texts)
     elif plan.regime.releases_once:
         fit: Callable[[], None] | None = None
         if kept_bottom is None and isinstance(bottom, FittedBottom) and plan.releases.fitting:

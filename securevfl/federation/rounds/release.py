@@ -42,6 +42,17 @@ class KeyedRelease(Charge, Protocol):
         """Return the first row of each row's key."""
         ...
 
+    def keep_symbols(
+        self, firsts: Int64[np.ndarray, " batch"], drawn: Int64[np.ndarray, " batch"]
+    ) -> Int64[np.ndarray, " batch"]:
+        """Return what is sent: the symbols that were drawn, or a key's earlier one.
+
+        Args:
+            firsts: The first row of each row's key.
+            drawn: Symbols, the same for rows of one key.
+        """
+        ...
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class KeySymbols:
@@ -57,9 +68,11 @@ class KeySymbols:
     ) -> Float[Tensor, "batch links 1"]:
         """Return each row's symbol as the value of its first slot; other slots are zero."""
         cells = self.noise.cells_of(values.squeeze(2).double().cpu().numpy())
-        drawn = self.noise.draw(cells, self.keys.first_rows(rows), secret=self.keys.secret)
+        firsts = self.keys.first_rows(rows)
+        drawn = self.noise.draw(cells, firsts, secret=self.keys.secret)
+        scores = self.noise.scores(self.keys.keep_symbols(firsts, drawn))
         sent = torch.zeros_like(values)
-        sent[:, 0, 0] = torch.from_numpy(drawn).to(values)
+        sent[:, 0, 0] = torch.from_numpy(scores).to(values)
         return sent
 
 

@@ -10,6 +10,7 @@ from securevfl.core.errors import DataError, ProtocolError
 from securevfl.data.scaling import KeyScaler
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.links import first_of_key
+from securevfl.linkage.metrics.exact import exact_texts
 from securevfl.linkage.metrics.metric import ComparedKeys, KeySpec, compare_present
 from securevfl.linkage.protections import protection
 from securevfl.linkage.sampling import FixedLinks, LinkSource
@@ -222,6 +223,9 @@ class Plaintext(KeysAsTheyAre):
             apart=spec.tells_rows and tells_apart(spec, source.link(np.arange(metric.num_rows))),
             meet=_meet(primary, own),
             firsts=first_of_key(same_keys(spec.keys, primary)) if picked else None,
+            texts=exact_texts(spec.keys, primary)
+            if picked and spec.keys.metric.equal_only
+            else None,
             figures={**metric.figures(), **made},
         )
 
