@@ -213,7 +213,10 @@ class Plaintext(KeysAsTheyAre):
                 similar = similar_links(spec, source.table)
                 source = source if similar is None else FixedLinks(table=similar.links)
         made = {} if similar is None else {"similarities": similar.figures()}
-        picked = spec.choice.by == "records"
+        firsts, texts = None, None
+        if spec.choice.by == "records":
+            firsts = first_of_key(same_keys(spec.keys, primary))
+            texts = exact_texts(spec.keys, primary) if spec.keys.metric.equal_only else None
         return protection.linked_secondary(
             own,
             source,
@@ -222,10 +225,8 @@ class Plaintext(KeysAsTheyAre):
             similar=similar,
             apart=spec.tells_rows and tells_apart(spec, source.link(np.arange(metric.num_rows))),
             meet=_meet(primary, own),
-            firsts=first_of_key(same_keys(spec.keys, primary)) if picked else None,
-            texts=exact_texts(spec.keys, primary)
-            if picked and spec.keys.metric.equal_only
-            else None,
+            firsts=firsts,
+            texts=texts,
             figures={**metric.figures(), **made},
         )
 
