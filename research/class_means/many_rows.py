@@ -24,6 +24,7 @@ import os
 import statistics
 import sys
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 from unittest import mock
@@ -36,6 +37,8 @@ sys.path.append(str(Path(__file__).parents[2]))
 import securevfl as sv
 from securevfl.config.linkage import LinkageSettings
 from securevfl.config.sections import TrainingSettings
+from securevfl.data.frames import from_frame
+from securevfl.data.tables import KeyTable
 from securevfl.linkage.protections import plaintext
 
 ARMS = ("key", "row", "null")
@@ -60,27 +63,26 @@ def frames(seed: int, *, null: bool) -> tuple[pd.DataFrame, pd.DataFrame]:
     return whole.drop(columns=[*PERSON, "ethn"]), records
 
 
-def each_row_alone(numbers: np.ndarray) -> np.ndarray:
+def each_row_alone(_spec: object, primary: KeyTable) -> np.ndarray:
     """Return that no row has the key of another."""
-    return np.arange(len(numbers), dtype=np.int64)
+    return np.arange(primary.num_rows, dtype=np.int64)
 
 
 def run(arm: str, epsilon: float, seed: int, split: Literal["random", "group"]) -> dict[str, Any]:
     """Return one run's verdict."""
     own, records = frames(seed, null=arm == "null")
-    column = "nr" if split == "group" else None
-    alone = mock.patch.object(plaintext, "first_of_key", each_row_alone)
+    alone = mock.patch.object(plaintext, "rows_of_keys", each_row_alone)
+    primary = from_frame(own, name="primary", label="wage", key="nr")
+    if split == "group":
+        primary = replace(primary, split_by=pd.factorize(own["nr"])[0].astype(np.int64))
     with alone if arm == "row" else contextlib.nullcontext():
         result = sv.simulate(
-            primary=own,
-            secondaries=[records],
-            label="wage",
-            key="nr",
+            [primary, from_frame(records, name="partner", key="nr")],
             privacy=sv.dp.Privacy(epsilon=epsilon, delta=1e-5),
             encoder="auto",
             bounds=[0, 16],
             linkage=LinkageSettings(protection="none", metric="exact"),
-            training=TrainingSettings(split=split, split_column=column),
+            training=TrainingSettings(split=split, split_column="nr" if split == "group" else None),
             seed=seed,
             progress=False,
         )

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float32
 from torch import nn
 
-from securevfl.config.federation import FederationConfig, link_spec
+from securevfl.config.federation import FederationConfig
 from securevfl.config.rules import require_enough_records
 from securevfl.config.sections import PartySettings
 from securevfl.core.conventions import derive_seed
@@ -45,10 +45,7 @@ from securevfl.federation.session.party_files import PartyFiles
 from securevfl.federation.session.request_validator import RequestValidator, SessionLimits
 from securevfl.federation.stage import SecondaryBuild, run_stages
 from securevfl.ledger.ledger import Ledger
-from securevfl.linkage.links import first_of_key
 from securevfl.linkage.spec import LinkedPrimary, LinkedSecondary
-from securevfl.linkage.stage.candidates import same_keys
-from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.models.building import bottom_of, require_no_batch_norm, require_rows_apart, top_of
 from securevfl.models.fitted_top import FittedTop, MixedTop, TiedTop
 from securevfl.models.frozen import LARGEST_SCORE, DirectionBottom
@@ -184,7 +181,8 @@ def build_secondary(
     units = plan.cut.noise_share_std * plan.cut.slots / plan.cut.ring.granularity
     charge, drawn = counted or kept, None
     if symbols is not None:
-        assert charge is not None, "scores are of frozen encoders"
+        if charge is None:
+            raise PrivacyError("symbols are of frozen encoders, whose rows are released once")
         unit = config.privacy.clip_norm / LARGEST_SCORE
         noise = SymbolNoise(plan=symbols, odds=plan.noise_share_std, unit=unit)
         drawn = KeySymbols(noise=noise, keys=charge)
@@ -399,18 +397,15 @@ def primary_data(
         DataError: If the labels are constant in the training rows, or none of these is aligned
             where only such rows may train.
     """
-    head, firsts = base.task_head(config, table, split), None
-    if config.scores:
-        keys = link_spec(config).keys
-        numbers = same_keys(keys, keys_of(keys, table))
-        firsts = torch.from_numpy(first_of_key(numbers)).to(device)
+    head = base.task_head(config, table, split)
+    shared = linked.firsts if config.scores else None
     return PrimaryData(
         features=torch.from_numpy(base.features_of(config.primary, table)).to(device),
         keys=torch.from_numpy(linked.keys).to(device),
         targets=base.targets_of(table, split, head).to(device),
         head=head,
         split=split,
-        firsts=firsts,
+        firsts=None if shared is None else torch.from_numpy(shared).to(device),
         aligned=base.aligned_rows(config, linked, split),
         similarities=None
         if linked.similarities is None

@@ -174,6 +174,9 @@ class LinkedPrimary:
     announced: Mapping[str, int] | None = None
     """Number of keys that each secondary announced; None where none does."""
 
+    firsts: Int64[np.ndarray, " rows"] | None = None
+    """First row of each row's key, where records choose rows."""
+
     alignment: Alignment | None = None
     """Linked rows at each secondary; None where no model needs them."""
 

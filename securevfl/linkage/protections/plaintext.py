@@ -9,7 +9,6 @@ import numpy as np
 from securevfl.core.errors import DataError, ProtocolError
 from securevfl.data.scaling import KeyScaler
 from securevfl.data.tables import KeyTable
-from securevfl.linkage.links import first_of_key
 from securevfl.linkage.metrics.exact import exact_texts
 from securevfl.linkage.metrics.metric import ComparedKeys, KeySpec, compare_present
 from securevfl.linkage.protections import protection
@@ -17,7 +16,7 @@ from securevfl.linkage.sampling import FixedLinks, LinkSource
 from securevfl.linkage.spec import LinkageSecret, LinkedPrimary, LinkedSecondary, LinkSpec
 from securevfl.linkage.stage.candidates import (
     find_candidates,
-    same_keys,
+    rows_of_keys,
     source_of_metric,
     tells_apart,
 )
@@ -213,10 +212,9 @@ class Plaintext(KeysAsTheyAre):
                 similar = similar_links(spec, source.table)
                 source = source if similar is None else FixedLinks(table=similar.links)
         made = {} if similar is None else {"similarities": similar.figures()}
-        firsts, texts = None, None
-        if spec.choice.by == "records":
-            firsts = first_of_key(same_keys(spec.keys, primary))
-            texts = exact_texts(spec.keys, primary) if spec.keys.metric.equal_only else None
+        firsts, texts = rows_of_keys(spec, primary), None
+        if firsts is not None and spec.keys.metric.equal_only:
+            texts = exact_texts(spec.keys, primary)
         return protection.linked_secondary(
             own,
             source,

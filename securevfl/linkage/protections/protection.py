@@ -119,6 +119,7 @@ def linked_primary(
     scaler, present_rows = key_scaler(spec, keys), [answer for answer in rows if answer is not None]
     return LinkedPrimary(
         keys=model_keys(scaler, keys),
+        firsts=candidates.rows_of_keys(spec, keys),
         key_scale=scale_of(scaler),
         similarities=stack_similarities(similarities),
         alignment=Alignment(
