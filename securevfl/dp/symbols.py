@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.ciphers.modes import ECB
 from jaxtyping import Float64, Int64, UInt64
 
 from securevfl.core import checks
-from securevfl.core.errors import ConfigError
+from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.dp.events import SymbolRelease
 from securevfl.dp.gaussian import gaussian_delta
 from securevfl.dp.labels import SMALLEST_EPSILON, slots, turn_classes
@@ -141,16 +141,13 @@ class SymbolNoise:
 
     def draw(
         self, cells: Int64[np.ndarray, " rows"], keys: Int64[np.ndarray, " rows"], *, secret: bytes
-    ) -> Float64[np.ndarray, "rows numbers"]:
-        """Return the mean score of each row's symbol, over the largest one; of a class, its vote.
+    ) -> Int64[np.ndarray, " rows"]:
+        """Return each row's symbol, from 0 to M - 1.
 
         Args:
             cells: From :meth:`cells_of`.
             keys: A number for each row's key; equal ones have equal cells, and get equal symbols.
             secret: 32 random bytes, of this release alone.
-
-        Returns:
-            One of M values in [-1, 1]; of classes, 1 at one of M places.
 
         Reveals:
             To readers of the result: each row's symbol, as
@@ -165,12 +162,24 @@ class SymbolNoise:
             uniform[again] = uniform_words(secret, keys[again], draw=count)[:, 1]
         absent = (uniform % np.uint64(self.plan.cells)).astype(np.int64)
         known = np.where(cells < 0, absent, cells)
-        drawn = turn_classes(known, self.plan.cells, _log_ratio(self.odds), words[:, 0])
+        return turn_classes(known, self.plan.cells, _log_ratio(self.odds), words[:, 0])
+
+    def values_of(self, symbols: Int64[np.ndarray, " rows"]) -> Float64[np.ndarray, "rows numbers"]:
+        """Return the mean score of each symbol's cell over the largest one; of a class, its vote.
+
+        Returns:
+            One of M values in [-1, 1]; of classes, 1 at one of M places.
+
+        Raises:
+            PrivacyError: If a symbol is none of the M.
+        """
+        if ((symbols < 0) | (symbols >= self.plan.cells)).any():
+            raise PrivacyError(f"a symbol is not from 0 to {self.plan.cells - 1}; nothing is sent")
         if self.plan.classes:
-            return np.eye(self.plan.cells)[drawn]
+            return np.eye(self.plan.cells)[symbols]
         means = normal_scores(self.plan.cells)
-        sent: Float64[np.ndarray, "rows 1"] = (means / means[-1])[drawn, None]
-        return sent
+        scores: Float64[np.ndarray, "rows 1"] = (means / means[-1])[symbols, None]
+        return scores
 
 
 def uniform_words(

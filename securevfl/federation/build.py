@@ -151,7 +151,8 @@ def build_secondary(
     # Behind noise of its own every row is a release.
     firsts = None if symbols is None else linked.firsts
     if most is not None:
-        counted = CountedRelease(linked.source, ledger, most, firsts=firsts)
+        texts = None if symbols is None else linked.texts
+        counted = CountedRelease(linked.source, ledger, most, firsts=firsts, texts=texts)
     elif plan.regime.releases_once:
         fit: Callable[[], None] | None = None
         if kept_bottom is None and isinstance(bottom, FittedBottom) and plan.releases.fitting:
@@ -178,7 +179,8 @@ def build_secondary(
     units = plan.cut.noise_share_std * plan.cut.slots / plan.cut.ring.granularity
     charge, drawn = counted or kept, None
     if symbols is not None:
-        assert charge is not None, "scores are of frozen encoders"
+        if charge is None:
+            raise PrivacyError("symbols are of frozen encoders, whose rows are released once")
         unit = config.privacy.clip_norm / LARGEST_SCORE
         noise = SymbolNoise(plan=symbols, odds=plan.noise_share_std, unit=unit)
         drawn = KeySymbols(noise=noise, keys=charge)
@@ -387,12 +389,14 @@ def primary_data(
             where only such rows may train.
     """
     head = base.task_head(config, table, split)
+    shared = linked.firsts if config.scores else None
     return PrimaryData(
         features=torch.from_numpy(base.features_of(config.primary, table)).to(device),
         keys=torch.from_numpy(linked.keys).to(device),
         targets=base.targets_of(table, split, head).to(device),
         head=head,
         split=split,
+        firsts=None if shared is None else torch.from_numpy(shared).to(device),
         aligned=base.aligned_rows(config, linked, split),
         similarities=None
         if linked.similarities is None

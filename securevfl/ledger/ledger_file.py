@@ -7,6 +7,8 @@ Counts say in how many predicted rows of a model each record of a secondary was 
 lines identify the counted records by a hash of their keys. ``released`` lines name the records of
 one release, once for each row, and are on the disk before the release is booked. Each refers to the
 ledger's head before the release, and the ledger's line of the release to this file's head after it.
+``answers`` lines hold the symbols that keys of the primary were answered with, before they are
+sent: a hash stands for each key.
 So a missing, cut or outdated file is noticed, and so is an outdated ledger. The line of a release
 that was not booked stays: after a crash a count may be too high, never too low. Counts never leave
 the party; the length of a line depends on the table's records.
@@ -17,6 +19,7 @@ import hashlib
 import os
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -368,6 +371,9 @@ def lines_of_run(path: Path, run: str) -> list[dict[str, Any]]:
 
 FILE: Final = "records-ledger.jsonl"
 
+_KEY_BYTES: Final = 16
+"""Bytes of a hash that stands for a key of the primary."""
+
 
 class RecordCounts(ChainedFile):
     """The open file of record counts, locked against other processes."""
@@ -403,6 +409,10 @@ class RecordCounts(ChainedFile):
         self._counts = np.zeros(keys.num_rows, dtype=np.int64)
         self._known = 0
         """Records that the file speaks of."""
+        self._salt = b""
+        """Key of the hashes of the primary's keys: the digest of the first counted table."""
+        self._answers: dict[str, tuple[int, int]] = {}
+        """Last symbol, and number of answers, by the hash of a key."""
         self._booked = ledger.head
         """The ledger's head before the last release that was counted."""
         super().__init__(path, durable=ledger.durable, take=self._count)
@@ -418,6 +428,7 @@ class RecordCounts(ChainedFile):
             if self._known < keys.num_rows:
                 self._known = keys.num_rows
                 digest = self._digest(self._known)
+                self._salt = self._salt or bytes.fromhex(digest)
                 self.append({"kind": "table", "records": self._known, "digest": digest})
         except BaseException:
             self.close()
@@ -455,6 +466,35 @@ class RecordCounts(ChainedFile):
         admitted[taken] = True
         return admitted.reshape(records.shape)
 
+    def answers_to(self, key: str) -> int:
+        """Return how often a key of the primary was answered."""
+        return self._answers.get(self._hash(key), (0, 0))[1]
+
+    def last_answer_to(self, key: str) -> int:
+        """Return the last symbol of a key that was answered."""
+        return self._answers[self._hash(key)][0]
+
+    def keep_answers(self, symbols: Mapping[str, int]) -> None:
+        """Keep a symbol for each of some keys, which are on the disk when this returns.
+
+        Raises:
+            PrivacyError: If another process changed the file.
+            StorageError: If the file cannot be written; nothing may be sent then.
+        """
+        hashed = {self._hash(key): symbol for key, symbol in symbols.items()}
+        self.append({"kind": "answers", "symbols": hashed})
+        self._take_answers(hashed)
+
+    def _take_answers(self, hashed: Mapping[str, int]) -> None:
+        for name, symbol in hashed.items():
+            if type(symbol) is not int or symbol < 0:
+                raise ValueError("no symbol")
+            self._answers[name] = symbol, self._answers.get(name, (0, 0))[1] + 1
+
+    def _hash(self, key: str) -> str:
+        text = key.encode(errors="surrogatepass")
+        return hashlib.blake2b(text, key=self._salt, digest_size=_KEY_BYTES).hexdigest()
+
     def _count(self, entry: dict[str, Any], where: str) -> None:
         """Add a line of the file.
 
@@ -462,6 +502,9 @@ class RecordCounts(ChainedFile):
             PrivacyError: If the line is invalid, or the table no longer has its records.
         """
         try:
+            if entry["kind"] == "answers":
+                self._take_answers(entry["symbols"])
+                return
             records = entry["records"]
             if entry["kind"] == "released":
                 np.add.at(self._counts[: self._known], np.array(records, dtype=np.int64), 1)
@@ -474,7 +517,8 @@ class RecordCounts(ChainedFile):
                 )
             else:
                 self._known = records
-        except (KeyError, TypeError, ValueError, IndexError, OverflowError):
+                self._salt = self._salt or bytes.fromhex(entry["digest"])
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError):
             raise PrivacyError(f"{where}: is no line that counts records") from None
 
     def _digest(self, records: int) -> str:

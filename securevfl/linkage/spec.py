@@ -6,7 +6,7 @@
 import hashlib
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -174,6 +174,9 @@ class LinkedPrimary:
     announced: Mapping[str, int] | None = None
     """Number of keys that each secondary announced; None where none does."""
 
+    firsts: Int64[np.ndarray, " rows"] | None = None
+    """First row of each row's key, where records choose rows."""
+
     alignment: Alignment | None = None
     """Linked rows at each secondary; None where no model needs them."""
 
@@ -191,6 +194,10 @@ class LinkedSecondary:
     firsts: Int64[np.ndarray, " rows"] | None = None
     """First row of each row's key, where records choose rows and this party sees which of the
     primary's keys are equal."""
+
+    texts: Sequence[str | None] | None = None
+    """Key of each row as it is compared, where records choose rows, only equal keys are linked, and
+    this party sees the primary's; None for a missing one."""
 
     key_scale: KeyScale | None = None
     """Scaling of these keys; None for texts."""

@@ -19,8 +19,9 @@ they are sent. So whenever a crash comes:
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from operator import itemgetter
 from typing import Any, Final
 
 import numpy as np
@@ -90,6 +91,13 @@ class CachedRelease:
     def first_rows(self, rows: Int64[np.ndarray, " batch"]) -> Int64[np.ndarray, " batch"]:
         """Return the first row of each row's key, the same in every session of the run."""
         return rows if self.firsts is None else self.firsts[rows]
+
+    def keep_symbols(
+        self, firsts: Int64[np.ndarray, " batch"], drawn: Int64[np.ndarray, " batch"]
+    ) -> Int64[np.ndarray, " batch"]:
+        """Return what was drawn: it follows from what is kept."""
+        del firsts
+        return drawn
 
     @property
     def secret(self) -> bytes:
@@ -317,12 +325,17 @@ class CountedRelease:
     """N, rows that a record may be released in."""
     firsts: Int64[np.ndarray, " rows"] | None = None
     """First row of each row's key, where rows of one key are released once; None: every row."""
+    texts: Sequence[str | None] | None = None
+    """Each row's key, where a key's records follow from it and the table alone: it is answered N
+    times, and then as the last time. None: each request has answers of its own."""
     secret: bytes = field(default_factory=lambda: os.urandom(_SECRET), init=False, repr=False)
     """Secret that draws follow from, of this request alone."""
     _charged: LinkTable | None = field(default=None, init=False)
     """Links of the round that is paid for."""
     _admitted: dict[int, Int64[np.ndarray, " records"]] = field(default_factory=dict, init=False)
     """Records that take part in each first row that was charged."""
+    _symbols: dict[int, int] = field(default_factory=dict, init=False)
+    """Symbol of each first row in this request."""
 
     def first_rows(self, rows: Int64[np.ndarray, " batch"]) -> Int64[np.ndarray, " batch"]:
         """Return the first row of each row's key."""
@@ -340,12 +353,17 @@ class CountedRelease:
         links = self.links.link(firsts)
         # Rows of a key that was charged, in this round or before it, are what its first one is.
         places = dict(zip(firsts[::-1].tolist(), range(len(rows) - 1, -1, -1), strict=True))
-        fresh = np.zeros((len(rows), 1), dtype=np.bool_)
-        fresh[[place for first, place in places.items() if first not in self._admitted]] = True
-        counted = links.only(np.broadcast_to(fresh, links.indices.shape))
-        admitted = self.ledger.record_counts.admit(counted.indices, most=self.most)
+        fresh = [
+            place
+            for first, place in sorted(places.items(), key=itemgetter(1))
+            if first not in self._admitted
+        ]
+        counted = np.zeros((len(rows), 1), dtype=np.bool_)
+        counted[[place for place in fresh if not self._repeats(int(firsts[place]))]] = True
+        taking = links.only(np.broadcast_to(counted, links.indices.shape))
+        admitted = self.ledger.record_counts.admit(taking.indices, most=self.most)
         epsilon = self.ledger.charge(round_number=round_number, rows=rows, purpose=purpose)
-        for place in np.flatnonzero(fresh):
+        for place in fresh:
             self._admitted[int(firsts[place])] = links.indices[place][admitted[place]]
         kept = [
             np.isin(records, self._admitted[first])
@@ -353,6 +371,35 @@ class CountedRelease:
         ]
         self._charged = links.only(np.array(kept))
         return epsilon
+
+    def _repeats(self, first: int) -> bool:
+        """Whether a key had its answers, and gets the last one again."""
+        text = None if self.texts is None else self.texts[first]
+        return text is not None and self.ledger.record_counts.answers_to(text) >= self.most
+
+    def keep_symbols(
+        self, firsts: Int64[np.ndarray, " batch"], drawn: Int64[np.ndarray, " batch"]
+    ) -> Int64[np.ndarray, " batch"]:
+        """Return the symbol of each row's key in this request; new ones are on the disk then.
+
+        Raises:
+            PrivacyError: If what was kept was altered under this process.
+            StorageError: If the file cannot be written; nothing may be sent then.
+        """
+        counts, new = self.ledger.record_counts, dict[str, int]()
+        for first, symbol in zip(firsts.tolist(), drawn.tolist(), strict=True):
+            if first in self._symbols:
+                continue
+            text = None if self.texts is None else self.texts[first]
+            if text is not None and self._repeats(first):
+                self._symbols[first] = counts.last_answer_to(text)
+                continue
+            self._symbols[first] = symbol
+            if text is not None:
+                new[text] = symbol
+        if self.texts is not None:
+            counts.keep_answers(new)
+        return np.array([self._symbols[first] for first in firsts.tolist()], dtype=np.int64)
 
     def link(self, rows: Int64[np.ndarray, " chosen"]) -> LinkTable:
         """Return the links of the round that is charged, without those that had their releases.

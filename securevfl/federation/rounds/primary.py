@@ -165,6 +165,8 @@ class PrimaryData(PrimaryInputs):
     head: TaskHead
     """The task: its loss, its metric, and how many numbers it asks of the top model."""
     split: RowSplit
+    firsts: Int64[Tensor, " rows"] | None = None
+    """First row of each row's key, where rows of one key share a release; None: none do."""
     aligned: Bool[np.ndarray, " rows"] | None = None
     """Mask of rows that training rounds may have, where ``training.rows = "aligned"`` leaves others
     out; None for all."""
@@ -489,6 +491,7 @@ class Primary(TopModel, ABC):
             scale=scale,
             optimism=optimism,
             errors=ERRORS_OF_CHOOSING_ROWS if self.out_of_fold is None else 1.0,
+            keys=None if self.data.firsts is None else self.data.firsts[known],
         )
         if self.out_of_fold is not None and decision.used == "joint":
             # Losses of a base that is too sure fall by anything that makes it less so, noise too.
@@ -538,12 +541,14 @@ class Primary(TopModel, ABC):
         ):
             return rows, outputs, fresh
         trained = torch.as_tensor(self.data.training_rows, device=outputs.device)
+        firsts = self.data.firsts
         optimism = optimism_of_seen(
             self.head,
             self._base[trained],
             self.data.targets[trained],
             columns=self.fitted_columns,
             surviving=self.plan.surviving,
+            keys=None if firsts is None else len(firsts[trained].unique()),
         )
         seen = torch.full((len(trained),), optimism, dtype=torch.float64, device=outputs.device)
         return (

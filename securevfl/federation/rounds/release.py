@@ -42,6 +42,17 @@ class KeyedRelease(Charge, Protocol):
         """Return the first row of each row's key."""
         ...
 
+    def keep_symbols(
+        self, firsts: Int64[np.ndarray, " batch"], drawn: Int64[np.ndarray, " batch"]
+    ) -> Int64[np.ndarray, " batch"]:
+        """Return what is sent: the symbols that were drawn, or a key's earlier one.
+
+        Args:
+            firsts: The first row of each row's key.
+            drawn: Symbols, the same for rows of one key.
+        """
+        ...
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class KeySymbols:
@@ -56,10 +67,14 @@ class KeySymbols:
         self, values: Float[Tensor, "batch links numbers"], rows: Int64[np.ndarray, " batch"]
     ) -> Float[Tensor, "batch links numbers"]:
         """Return each row's symbol as the numbers of its first slot; other slots are zero."""
-        cells = self.noise.cells_of(values.double().cpu().numpy())
-        drawn = self.noise.draw(cells, self.keys.first_rows(rows), secret=self.keys.secret)
+        cells, firsts = (
+            self.noise.cells_of(values.double().cpu().numpy()),
+            self.keys.first_rows(rows),
+        )
+        drawn = self.noise.draw(cells, firsts, secret=self.keys.secret)
+        numbers = self.noise.values_of(self.keys.keep_symbols(firsts, drawn))
         sent = torch.zeros_like(values)
-        sent[:, 0] = torch.from_numpy(drawn).to(values)
+        sent[:, 0] = torch.from_numpy(numbers).to(values)
         return sent
 
 

@@ -9,14 +9,14 @@ import numpy as np
 from securevfl.core.errors import DataError, ProtocolError
 from securevfl.data.scaling import KeyScaler
 from securevfl.data.tables import KeyTable
-from securevfl.linkage.links import first_of_key
+from securevfl.linkage.metrics.exact import exact_texts
 from securevfl.linkage.metrics.metric import ComparedKeys, KeySpec, compare_present
 from securevfl.linkage.protections import protection
 from securevfl.linkage.sampling import FixedLinks, LinkSource
 from securevfl.linkage.spec import LinkageSecret, LinkedPrimary, LinkedSecondary, LinkSpec
 from securevfl.linkage.stage.candidates import (
     find_candidates,
-    same_keys,
+    rows_of_keys,
     source_of_metric,
     tells_apart,
 )
@@ -212,7 +212,9 @@ class Plaintext(KeysAsTheyAre):
                 similar = similar_links(spec, source.table)
                 source = source if similar is None else FixedLinks(table=similar.links)
         made = {} if similar is None else {"similarities": similar.figures()}
-        picked = spec.choice.by == "records"
+        firsts, texts = rows_of_keys(spec, primary), None
+        if firsts is not None and spec.keys.metric.equal_only:
+            texts = exact_texts(spec.keys, primary)
         return protection.linked_secondary(
             own,
             source,
@@ -221,7 +223,8 @@ class Plaintext(KeysAsTheyAre):
             similar=similar,
             apart=spec.tells_rows and tells_apart(spec, source.link(np.arange(metric.num_rows))),
             meet=_meet(primary, own),
-            firsts=first_of_key(same_keys(spec.keys, primary)) if picked else None,
+            firsts=firsts,
+            texts=texts,
             figures={**metric.figures(), **made},
         )
 

@@ -119,6 +119,7 @@ def linked_primary(
     scaler, present_rows = key_scaler(spec, keys), [answer for answer in rows if answer is not None]
     return LinkedPrimary(
         keys=model_keys(scaler, keys),
+        firsts=candidates.rows_of_keys(spec, keys),
         key_scale=scale_of(scaler),
         similarities=stack_similarities(similarities),
         alignment=Alignment(
@@ -153,6 +154,7 @@ def linked_secondary(
     apart: bool = False,
     meet: bool = True,
     firsts: Int64[np.ndarray, " rows"] | None = None,
+    texts: Sequence[str | None] | None = None,
     figures: Mapping[str, Any] | None = None,
 ) -> LinkedSecondary:
     """Return the result of linking at a secondary.
@@ -166,6 +168,7 @@ def linked_secondary(
         apart: What :func:`~securevfl.linkage.stage.candidates.tells_apart` says.
         meet: Whether numeric keys of both parties have common ranges.
         firsts: First row of each row's key; None where that is not known or not needed.
+        texts: Key of each row, where only equal ones are linked; None as ``firsts``.
         figures: What its log says besides counts of links.
     """
     counts: dict[str, Any] = {"rows": rows, "records": own.num_rows}
@@ -184,6 +187,7 @@ def linked_secondary(
         apart=apart,
         meet=meet,
         firsts=firsts,
+        texts=texts,
         figures={**counts, **(figures or {})},
     )
 

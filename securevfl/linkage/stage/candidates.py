@@ -11,7 +11,7 @@ from jaxtyping import Bool, Int64
 from securevfl.core.progress import LinksCounted
 from securevfl.data.tables import KeyTable
 from securevfl.linkage import sampling
-from securevfl.linkage.links import LinkTable
+from securevfl.linkage.links import LinkTable, first_of_key
 from securevfl.linkage.metrics.metric import ComparedKeys, KeySpec
 from securevfl.linkage.spec import LinkedSecondary, LinkSpec
 from securevfl.linkage.text import normalise_text, trimmed_text
@@ -236,6 +236,11 @@ def tied_beyond(
     same = (groups[table.indices] == last[:, None]) & table.present
     full = table.present[:, -1] & (last >= 0)
     return np.asarray(full & (sizes[np.maximum(last, 0)] > same.sum(axis=1)))
+
+
+def rows_of_keys(spec: LinkSpec, primary: KeyTable) -> Int64[np.ndarray, " rows"] | None:
+    """Return the first row of each row's key, where records choose rows; else None."""
+    return first_of_key(same_keys(spec.keys, primary)) if spec.choice.by == "records" else None
 
 
 def same_keys(spec: KeySpec, keys: KeyTable) -> Int64[np.ndarray, " records"]:

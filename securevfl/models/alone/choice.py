@@ -92,6 +92,7 @@ def optimism_of_seen(
     *,
     columns: int,
     surviving: float,
+    keys: int | None = None,
 ) -> float:
     """Return how much lower the joint loss of seen rows is expected to be than that of fresh ones.
 
@@ -101,6 +102,8 @@ def optimism_of_seen(
     For one free output and records that know nothing that is at most ``s r^2 v d / n``: v is what
     survives of a score; s is 1 in a log loss, twice the residual variance in a squared one; r is
     the correlation of what directions are fitted to with the residuals of the base, at most 1.
+    Where rows share a key, one of them is fitted to, and what labels leave of the others may be
+    all the same: n is then the number of keys.
 
     It is linear in lambda. A gain less lambda times this is above zero at some lambda if the gain
     at lambda = 1 is above half of it, which is what records that know nothing gain there.
@@ -111,6 +114,7 @@ def optimism_of_seen(
         targets: Their labels, as the head takes them.
         columns: d, over all secondaries.
         surviving: v.
+        keys: Number of their different keys, where rows of one key share a record; None: of rows.
 
     References:
         [Efron04] Efron, The estimation of prediction error: covariance penalties and
@@ -125,7 +129,7 @@ def optimism_of_seen(
         classes = functional.one_hot(targets.long(), odds.shape[1]).double()
         left = (classes - odds.softmax(dim=1)).square().sum()
         unit = min(1.0, float(left / (classes - classes.mean(dim=0)).square().sum()))
-    return unit * surviving * columns * max(1, head.outputs - 1) / len(targets)
+    return unit * surviving * columns * max(1, head.outputs - 1) / (keys or len(targets))
 
 
 def fresh_rows_decide(*, columns: int, surviving: float, seen: int, fresh: int) -> bool:
@@ -154,6 +158,7 @@ def decide(
     scale: float | None = None,
     optimism: Float[Tensor, " rows"] | float = 0.0,
     errors: float = 1.0,
+    keys: Int64[Tensor, " rows"] | None = None,
 ) -> Decision:
     """Choose lambda, and whether the joint model is used.
 
@@ -169,6 +174,8 @@ def decide(
         scale: lambda, if it was chosen on more rows than these; None chooses it on these.
         optimism: Added to each row's joint loss, times lambda; see :func:`optimism_of_seen`.
         errors: Standard errors.
+        keys: A number for each row's key, where rows of one key share a record: keys are then what
+            is independent. None: rows are.
 
     References:
         A rule of this project's own; research/local_baseline/README.md has its measurements.
@@ -176,7 +183,7 @@ def decide(
     if scale is None:
         scale = choose_scale(head, base=base, joint=joint, targets=targets, optimism=optimism)
     losses = head.row_losses(mix_outputs(base, joint, scale), targets) + scale * optimism
-    gain, error = _gain(head.row_losses(alone, targets) - losses)
+    gain, error = _gain(head.row_losses(alone, targets) - losses, keys)
     return Decision(
         used="joint" if scale > 0 and gain > errors * error else "alone",
         scale=scale,
@@ -230,11 +237,21 @@ def who_answers(
     return "joint" if gain > errors * error else "alone"
 
 
-def _gain(differences: Float[Tensor, " rows"]) -> tuple[float, float]:
-    """Return the mean of the differences and its standard error, which is 0 for a single row."""
-    rows = len(differences)
-    error = float(differences.std()) / rows**0.5 if rows > 1 else 0.0
-    return float(differences.mean()), error
+def _gain(
+    differences: Float[Tensor, " rows"], keys: Int64[Tensor, " rows"] | None = None
+) -> tuple[float, float]:
+    """Return the mean of the differences and its standard error, which is 0 for a single row.
+
+    Where rows share keys, the error is that of sums over independent keys.
+    """
+    rows, mean = len(differences), float(differences.mean())
+    if keys is None:
+        return mean, float(differences.std()) / rows**0.5 if rows > 1 else 0.0
+    _, places = torch.unique(keys, return_inverse=True)
+    sums = torch.bincount(places, weights=differences - mean)
+    if len(sums) < 2:
+        return mean, 0.0
+    return mean, float(sums.square().sum() * len(sums) / (len(sums) - 1)) ** 0.5 / rows
 
 
 def mix_outputs(

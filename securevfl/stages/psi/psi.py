@@ -41,12 +41,12 @@ References:
 import itertools
 import secrets
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final
 
 import numpy as np
-from jaxtyping import Int64, UInt8
+from jaxtyping import UInt8
 
 from securevfl.core.checks import MOST_KEYS
 from securevfl.core.errors import ConfigError, DataError, ProtocolError
@@ -59,7 +59,7 @@ from securevfl.linkage.metrics.metric import ComparedKeys, Metric
 from securevfl.linkage.protections import protection
 from securevfl.linkage.protections.plaintext import KeysAsTheyAre
 from securevfl.linkage.spec import LinkageSecret, LinkedPrimary, LinkedSecondary, LinkSpec
-from securevfl.linkage.stage.candidates import same_keys, source_of_metric, tells_apart
+from securevfl.linkage.stage.candidates import source_of_metric, tells_apart
 from securevfl.linkage.stage.link_cache import LinkCache
 from securevfl.linkage.stage.messages import Linked
 from securevfl.stages.psi.oprf import (
@@ -208,8 +208,8 @@ class Psi(KeysAsTheyAre):
     ) -> LinkedSecondary:
         """Link as every secondary does, without cryptography."""
         _different(spec, own, rows=primary.num_rows)
-        numbers = same_keys(spec.keys, primary)
-        return self._link(spec, self.compare(spec, primary, own), own, first_of_key(numbers))
+        seen = exact_texts(spec.keys, primary)
+        return self._link(spec, self.compare(spec, primary, own), own, seen)
 
     def link_as_primary(self, party: protection.DataParty) -> LinkedPrimary:
         """Send values, and evaluate each secondary's points; see :class:`Protection`.
@@ -281,9 +281,8 @@ class Psi(KeysAsTheyAre):
             party.memory[primary] = self._evaluate_keys(party)
         keys: dict[bytes, str | None] = party.memory[primary]
         metric = numbered_keys([keys.get(value) for value in rows], texts)
-        # Missing keys have random values.
-        firsts = first_of_key(numbered_keys(rows, []).primary)
-        return self.report_done(party, self._link(spec, metric, party.keys, firsts), Linked())
+        # Missing keys have random values, so no two of them are equal.
+        return self.report_done(party, self._link(spec, metric, party.keys, rows), Linked())
 
     def _evaluate_keys(self, party: protection.DataParty) -> dict[bytes, str | None]:
         """Have own keys evaluated by the primary, and return them by their values.
@@ -323,13 +322,12 @@ class Psi(KeysAsTheyAre):
         return dict(zip(values, sent, strict=True))
 
     def _link(
-        self,
-        spec: LinkSpec,
-        metric: ComparedKeys,
-        own: KeyTable,
-        firsts: Int64[np.ndarray, " rows"],
+        self, spec: LinkSpec, metric: ComparedKeys, own: KeyTable, seen: Sequence[Any]
     ) -> LinkedSecondary:
-        source, rows = source_of_metric(spec, metric), metric.num_rows
+        """Return the links; rows for which equal keys or values were seen have one key."""
+        source, rows, firsts = source_of_metric(spec, metric), metric.num_rows, None
+        if spec.choice.by == "records":
+            firsts = first_of_key(numbered_keys(seen, []).primary)
         apart = spec.tells_rows and tells_apart(spec, source.link(np.arange(rows)))
         return protection.linked_secondary(own, source, None, rows=rows, apart=apart, firsts=firsts)
 

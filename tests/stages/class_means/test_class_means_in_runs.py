@@ -121,9 +121,9 @@ def test_a_resumed_run_knows_what_directions_were_fitted_to(
     """Else training rows would decide as if no direction had seen their labels."""
     known: list[tuple[int, float]] = []
 
-    def watched(*parts: Any, columns: int, surviving: float) -> float:
+    def watched(*parts: Any, columns: int, surviving: float, **more: Any) -> float:
         known.append((columns, surviving))
-        return optimism_of_seen(*parts, columns=columns, surviving=surviving)
+        return optimism_of_seen(*parts, columns=columns, surviving=surviving, **more)
 
     monkeypatch.setattr(primary, "optimism_of_seen", watched)
     path = write_means(tmp_path)

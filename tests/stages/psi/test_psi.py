@@ -92,6 +92,22 @@ def test_the_links_are_those_of_shown_keys(
         assert np.array_equal(here.indices, wanted.indices)
 
 
+def test_rows_of_one_key_are_seen_as_in_a_simulation() -> None:
+    """By equal values, and by the keys themselves where these are shown; no key is nobody's."""
+    spec, shown = psi_spec(), link_spec("none", metric="exact")
+    picked = replace(spec.choice, by="records", links_per_record=1)
+    spec, shown = replace(spec, choice=picked), replace(shown, choice=picked)
+    found, _ = link_as_threads(spec, tables())
+    firsts = [*range(10), *range(10), 20, 21]
+    for linked in (
+        found["bank"],
+        Linker(spec, tables()["agency"], secret=SECRET)(tables()["bank"]),
+        Linker(shown, tables()["agency"])(tables()["bank"]),
+    ):
+        assert linked.firsts is not None
+        assert linked.firsts.tolist() == firsts
+
+
 @pytest.mark.parametrize(
     ("theirs", "linked"),
     [(["x", "y"], 0), (["b"], 1), (["c", "a", "b"], 3), ([None, None], 0)],

@@ -25,7 +25,9 @@ WORDS = torch.arange(7)
 class Session:
     """One session of a secondary, on the same two files and the same ledger."""
 
-    def __init__(self, folder: Path, *, batch_size: int = 32) -> None:
+    def __init__(
+        self, folder: Path, *, batch_size: int = 32, firsts: np.ndarray | None = None
+    ) -> None:
         config = read_federation(
             write_federation(
                 folder,
@@ -54,6 +56,7 @@ class Session:
             bottom=torch.nn.Linear(2, 2),
             links=FixedLinks(table=LinkTable(indices=indices, distances=np.zeros((60, 4)))),
             records={"features": torch.zeros(3, 2)},
+            firsts=firsts,
             fit=None,
         )
 
@@ -221,3 +224,50 @@ def test_a_ledger_without_the_last_charge_is_refused(tmp_path: Path) -> None:
     (tmp_path / "ledger.jsonl").write_bytes(before)
     with pytest.raises(PrivacyError, match="lacks releases that the checkpoint knows of"):
         Session(tmp_path)
+
+
+def test_draws_follow_from_the_release_in_every_session(tmp_path: Path) -> None:
+    """Its secret and the rows of a key are the first session's, whatever keys are sent later."""
+    firsts = np.arange(60) // 2 * 2
+    with Session(tmp_path, firsts=firsts) as kept:
+        with pytest.raises(PrivacyError, match="before it was fixed"):
+            _ = kept.secret
+        kept.settle()
+        first = kept.secret
+    with Session(tmp_path, firsts=np.arange(60)) as kept:
+        kept.settle()
+        assert kept.secret == first
+        assert kept.first_rows(np.array([3, 4])).tolist() == [2, 4]
+
+
+def test_models_share_no_draws_though_a_secret_is_copied(tmp_path: Path) -> None:
+    """Another encoder beside the same bytes gives others, and the ledger refuses other bytes."""
+    folders = tmp_path / "one", tmp_path / "other"
+    for folder in folders:
+        folder.mkdir()
+        with Session(folder) as kept:
+            kept.settle()
+    with Session(folders[0]) as kept, Session(folders[1]) as other:
+        for each in (kept, other):
+            each.settle()
+        mine, theirs = (each._read("release.pt") for each in (kept, other))
+        assert mine is not None
+        assert theirs is not None
+        secret = kept.secret
+        theirs["keys"] = mine["keys"]
+        theirs["digest"] = other._digest(theirs)
+        other._write("release.pt", theirs)
+        # A ledger that knows nothing yet would take it, with draws of its own.
+        other.ledger._own.release = None
+        for session in other.ledger._sessions:
+            session.release = None
+        other.settle()
+        assert other.secret != secret
+    with Session(folders[1]) as other:
+        state = other._read("release.pt")
+        assert state is not None
+        state["keys"]["secret"] = torch.zeros(32, dtype=torch.uint8)
+        state["digest"] = other._digest(state)
+        other._write("release.pt", state)
+        with pytest.raises(PrivacyError, match="by other links"):
+            other.settle()

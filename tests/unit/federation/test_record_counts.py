@@ -69,6 +69,27 @@ def test_a_release_without_records_is_a_line_too() -> None:
     assert counts.head != before
 
 
+def test_answers_to_keys_are_there_in_the_next_process(tmp_path: Path) -> None:
+    """By a hash of the key; and a line that holds no symbol is refused."""
+    ledger = ChainedFile(None)
+
+    def opened() -> RecordCounts:
+        return RecordCounts(tmp_path, ledger, keys_of(), last=None)
+
+    counts = opened()
+    counts.keep_answers({"1:a": 3, "1:b": 0})
+    counts.keep_answers({"1:a": 2})
+    counts.close()
+    assert "1:" not in (tmp_path / FILE).read_text()
+    counts = opened()
+    assert [counts.answers_to(key) for key in ("1:a", "1:b", "1:c")] == [2, 1, 0]
+    assert [counts.last_answer_to(key) for key in ("1:a", "1:b")] == [2, 0]
+    counts.append({"kind": "answers", "symbols": {"aa": -1}})
+    counts.close()
+    with pytest.raises(PrivacyError, match=r"line 4: is no line that counts records$"):
+        opened()
+
+
 @pytest.fixture
 def asked(tmp_path: Path) -> tuple[Path, Answering]:
     """Return a federation whose secondaries have answered two requests, and its parties."""

@@ -23,7 +23,12 @@ class Decided(SimpleNamespace):
 
 
 def primary(
-    *, columns: int = 0, surviving: float = 1.0, on_training: float, on_validation: float
+    *,
+    columns: int = 0,
+    surviving: float = 1.0,
+    on_training: float,
+    on_validation: float,
+    firsts: torch.Tensor | None = None,
 ) -> Any:
     """Return what a decision reads: a base that knows nothing, and outputs that add a little.
 
@@ -32,6 +37,7 @@ def primary(
         surviving: Share of a score's variance that survives its release.
         on_training: What outputs add for the right class, of training rows.
         on_validation: The same of validation rows.
+        firsts: First row of each row's key, where rows share keys.
     """
     targets = torch.tensor(np.arange(80) % 2, dtype=torch.float32)
     signs = (2 * targets - 1)[:, None]
@@ -44,6 +50,7 @@ def primary(
             targets=targets,
             split=SimpleNamespace(validation=VALIDATION),
             training_rows=TRAIN,
+            firsts=firsts,
         ),
         out_of_fold=on_training * signs[TRAIN],
         best_outputs=on_validation * signs[VALIDATION],
@@ -82,6 +89,17 @@ def test_validation_rows_decide_where_directions_have_many_columns(
     one = primary(columns=40, on_training=0.5, on_validation=on_validation)
     decision = Primary.decide(one, torch.zeros(80, 1), base_is_alone=True)
     assert (decision.used, decision.rows, decision.optimism) == (used, 20, 0.0)
+
+
+def test_rows_of_one_key_may_all_gain_by_the_one_label_that_was_seen() -> None:
+    """Of six keys with ten rows each, the label of one row is fitted to, and all may be alike."""
+    firsts = torch.arange(80) // 10 * 10
+    few = primary(columns=1, on_training=0.5, on_validation=0.0, firsts=firsts)
+    many = primary(columns=1, on_training=0.5, on_validation=0.0)
+    first, second = (
+        Primary.decide(one, torch.zeros(80, 1), base_is_alone=True).optimism for one in (few, many)
+    )
+    assert first == pytest.approx(10 * second)
 
 
 def test_validation_rows_are_fresh_whatever_directions_have_seen() -> None:

@@ -127,6 +127,23 @@ def test_directions_are_as_optimistic_as_is_taken_off(task: str, surviving: floa
     assert np.mean(differences) == pytest.approx(np.mean(expected) + of_slope, rel=0.15)
 
 
+def test_rows_of_one_key_are_as_sure_as_one_row() -> None:
+    """Copies of rows leave the gain and its error, and rows of different keys are rows."""
+    base, targets = drawn(), drawn()
+    more = {"joint": 0.5 * targets, "alone": base, "targets": targets[:, 0], "scale": 1.0}
+    single = decide(NUMBER, base=base, **more)
+    apart = decide(NUMBER, base=base, **more, keys=torch.arange(len(base)).flip(0))
+    copies = {
+        name: part.repeat(3, *[1] * (part.dim() - 1)) if isinstance(part, torch.Tensor) else part
+        for name, part in more.items()
+    }
+    together = decide(
+        NUMBER, base=base.repeat(3, 1), **copies, keys=torch.arange(len(base)).repeat(3)
+    )
+    for other in (apart, together):
+        assert (other.gain, other.error) == pytest.approx((single.gain, single.error))
+
+
 def test_several_classes_and_columns_are_more_free() -> None:
     """Each class but one has a direction of its own, over the columns of all secondaries."""
     classes = torch.arange(90) % 3
