@@ -19,7 +19,6 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
-from securevfl.dp.class_sums import RADIUS
 from securevfl.models.family import Present, RecordFeatures, RecordKeys
 
 MOST_FEATURES: Final = 4096
@@ -67,16 +66,6 @@ class RecordShape:
         centre[words] = 2 * centre[words] - 1
         weights[words] /= 2
         return Directions(centre=centre, weights=weights)
-
-    @property
-    def scale(self) -> float:
-        """Factor for records so that they fill a ball of radius ``RADIUS sqrt(d)``.
-
-        Without it their words, of which a record has one a column, would count as d numbers, and
-        have the noise of d.
-        """
-        squares = RADIUS**2 * len(self.plain_places) + len(self.words)
-        return RADIUS * math.sqrt(self.features / squares)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

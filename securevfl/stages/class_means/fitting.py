@@ -44,6 +44,16 @@ def sum_format_of(plan: RunPlan, numbers: int) -> SumFormat:
     )
 
 
+def scale_of(shape: frozen.RecordShape) -> float:
+    """Return the factor for records so that they fill a ball of radius ``RADIUS sqrt(d)``.
+
+    Without it their words, of which a record has one a column, would count as d numbers, and have
+    the noise of d.
+    """
+    squares = RADIUS**2 * len(shape.plain_places) + len(shape.words)
+    return RADIUS * math.sqrt(shape.features / squares)
+
+
 @dataclass(eq=False)
 class ClassMeansFitting:
     """One secondary's part in the class-means stage, and the fit of its encoder.
@@ -129,12 +139,12 @@ class ClassMeansFitting:
             records = self._by_record(self.bottom.records)
         else:
             records = self.bottom.shape.arrange(self.features)
-        return records * self.bottom.shape.scale
+        return records * scale_of(self.bottom.shape)
 
     @property
     def _unit(self) -> float:
         """A unit of the class sums, in units of a record's numbers."""
-        return float(2.0**-self.format.bits / self.bottom.shape.scale)
+        return float(2.0**-self.format.bits / scale_of(self.bottom.shape))
 
     @property
     def seen_columns(self) -> int:
@@ -205,7 +215,7 @@ class ClassMeansFitting:
             raise PrivacyError("the primary asks for rows before it has let class means be fitted")
         counts, means = self.format.means(self._sums)
         shape = self.bottom.shape
-        means /= shape.scale
+        means /= scale_of(shape)
         if isinstance(self.bottom, frozen.ScoreBottom):
             self.bottom.fit_weights(
                 counts[:2],

@@ -9,8 +9,10 @@ import torch
 from helpers.built import built
 from helpers.class_means import fit_as_threads, fit_here, write_class_means
 
-from securevfl.models.frozen import ScoreBottom
+from securevfl.dp.class_sums import RADIUS
+from securevfl.models.frozen import RecordShape, ScoreBottom
 from securevfl.stages.class_means.class_labels import ClassLabels
+from securevfl.stages.class_means.fitting import scale_of
 from securevfl.testing import save_federation
 
 ROWS = 120
@@ -44,3 +46,11 @@ def test_encoders_are_those_of_one_process(labels: str, tmp_path: Path) -> None:
         assert here["weights"].abs().max() > 0
         for name, value in here.items():
             assert torch.equal(between[name], value), name
+
+
+def test_words_take_the_noise_of_one_number_a_column() -> None:
+    """However many words a column has; a record fills the same ball as one of numbers."""
+    shape = RecordShape(features=103, words=(range(1, 101), (101, 102)))
+    longest = np.sqrt(RADIUS**2 * 1 + 2)
+    assert scale_of(shape) * longest == pytest.approx(RADIUS * np.sqrt(103))
+    assert scale_of(RecordShape(features=5)) == 1

@@ -313,7 +313,8 @@ def test_classes_are_votes_and_absent_rows_vote_uniformly() -> None:
     noise = SymbolNoise(plan=SymbolPlan(cells=4, exchanged=False, classes=True), odds=0.1, unit=1.0)
     for cell, chances in ((-1, [1 / 4] * 4), (2, [1 / 13, 1 / 13, 10 / 13, 1 / 13])):
         cells = np.full(4000, cell, dtype=np.int64)
-        votes = noise.draw(cells, np.arange(4000), secret=bytes(range(32)))
+        drawn = noise.draw(cells, np.arange(4000), secret=bytes(range(32)))
+        votes = noise.values_of(drawn)
         assert votes.shape == (4000, 4)
         assert set(votes.ravel()) == {0.0, 1.0}
         deviations = np.sqrt(4000 * np.array(chances) * (1 - np.array(chances)))

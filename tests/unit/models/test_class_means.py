@@ -1,9 +1,7 @@
 """Directions of class means: they point at the class that a record is nearest to."""
 
 import numpy as np
-import pytest
 
-from securevfl.dp.class_sums import RADIUS
 from securevfl.models.frozen import Directions, RecordShape, class_directions
 
 
@@ -13,14 +11,6 @@ def test_a_record_at_a_class_mean_points_at_that_class() -> None:
     found = class_directions(counts, means)
     released = (means[:-1] - found.centre) @ found.weights
     assert released.argmax(axis=1).tolist() == [0, 1, 2]
-
-
-def test_words_take_the_noise_of_one_number_a_column() -> None:
-    """However many words a column has; a record fills the same ball as one of numbers."""
-    shape = RecordShape(features=103, words=(range(1, 101), (101, 102)))
-    longest = np.sqrt(RADIUS**2 * 1 + 2)
-    assert shape.scale * longest == pytest.approx(RADIUS * np.sqrt(103))
-    assert RecordShape(features=5).scale == 1
 
 
 def test_directions_of_arranged_records_are_directions_of_features() -> None:
