@@ -33,10 +33,10 @@ def test_code_is_counted_without_comments_docstrings_and_blank_lines(counted: Mo
 def test_rooms_keep_their_size(counted: ModuleType) -> None:
     rooms = counted.counts()
     core, lab = rooms["core of the package"], rooms["lab"]
-    assert core.code <= 35_100
+    assert core.code <= 34_500
     assert core.files <= 194
-    assert core.import_share <= 0.085
-    assert lab.code <= 7_700
+    assert core.import_share <= 0.0856
+    assert lab.code <= 7_670
     assert lab.files <= 28
 
 
