@@ -155,8 +155,8 @@ class Proposal:
         labels, classes = encode_labels(
             column.values.dropna(), task="binary", where="--label", positive=self.positive
         )
-        assert classes is not None, "it is a task of classes"
-        return f"positive: {classes[1]!r} ({labels.mean():.1%} of the rows)"
+        positive = classes[1] if classes else self.positive
+        return f"positive: {positive!r} ({labels.mean():.1%} of the rows)"
 
     @property
     def left_open(self) -> list[tuple[str, str]]:
