@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64, Shaped
+from jaxtyping import Float, Float64, Int64, Shaped
 from torch import Tensor, nn
 
 from securevfl.core.conventions import stream
@@ -321,6 +321,7 @@ class MixedTop(nn.Module):
         targets: Shaped[Tensor, " rows"],
         *,
         seed: int,
+        keys: Int64[np.ndarray, " rows"] | None = None,
     ) -> Float[Tensor, "rows outputs"]:
         """Fit the trees and their weight; return the rows' joint margins out of fold.
 
@@ -332,6 +333,7 @@ class MixedTop(nn.Module):
             tied: Margins of base and correction, out of fold.
             targets: The rows' labels, as the head takes them.
             seed: Run seed.
+            keys: A number for each row's key, where rows of one key share a release.
         """
         head, rows = self.trees.head, len(values)
         self.trees.fill_gaps_by(values)
@@ -339,9 +341,10 @@ class MixedTop(nn.Module):
         labels = targets.cpu().numpy()
         known = self.trees.fill_gaps(values)
         with few_threads(known.values.size):
-            fitted = cross_fit("boosting", known, labels, head, train=drawn, seed=seed)
+            fitted = cross_fit("boosting", known, labels, head, train=drawn, seed=seed, groups=keys)
         trees = torch.from_numpy(fitted.margins).to(tied)
-        decision = decide(head, base=tied, joint=trees, alone=tied, targets=targets)
+        apart = None if keys is None else torch.from_numpy(keys).to(targets.device)
+        decision = decide(head, base=tied, joint=trees, alone=tied, targets=targets, keys=apart)
         share = decision.scale if decision.used == "joint" else 0.0
         self.trees.model = fitted.model if share else None
         fitted_values = share, decision.gain, decision.error

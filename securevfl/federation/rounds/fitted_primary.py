@@ -139,7 +139,10 @@ class CorrectionFit:
         """Fit the top model to rows; return their outputs out of fold."""
         tied = self.top if isinstance(self.top, TiedTop) else self.top.tied
         base, targets = primary.base_of(rows), primary.targets_of(rows)
-        folds = stream(primary.seed, "tied-folds").permutation(len(rows)) % _FOLDS
+        # What rows of one key share must not be known from another fold.
+        keys = primary.shared_keys(rows)
+        unit = np.arange(len(rows)) if keys is None else np.unique(keys, return_inverse=True)[1]
+        folds = stream(primary.seed, "tied-folds").permutation(unit.max() + 1)[unit] % _FOLDS
         released = primary.read_released(rows)
         fitted, added = fit_tied(
             lambda: copy.deepcopy(tied),
@@ -153,7 +156,7 @@ class CorrectionFit:
         outputs = base + added.to(base)
         if isinstance(self.top, MixedTop):
             values = primary.read_values(self.top.trees, rows)
-            outputs = self.top.fit(values, outputs, targets, seed=primary.seed)
+            outputs = self.top.fit(values, outputs, targets, seed=primary.seed, keys=keys)
         return outputs
 
 

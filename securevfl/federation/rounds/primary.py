@@ -583,6 +583,13 @@ class Primary(TopModel, ABC):
         with torch.no_grad():
             return self.top.explain(*self._last_test)
 
+    def shared_keys(self, rows: Int64[np.ndarray, " rows"]) -> Int64[np.ndarray, " rows"] | None:
+        """Return a number for each row's key, where some rows share one and its release."""
+        if self.data.firsts is None:
+            return None
+        keys = self.data.firsts.cpu().numpy()[rows]
+        return keys if len(np.unique(keys)) < len(keys) else None
+
     def targets_of(self, rows: npt.NDArray[np.int64]) -> Tensor:
         """Return the labels of rows."""
         return self.data.targets[to_device(rows, self.data.targets.device)]

@@ -225,6 +225,7 @@ def cross_fit(
     train: Int64[np.ndarray, " train"],
     seed: int,
     where: str = "base.estimator",
+    groups: Int64[np.ndarray, " rows"] | None = None,
 ) -> CrossFitted:
     """Fit an estimator to the training rows, with margins out of fold.
 
@@ -236,6 +237,7 @@ def cross_fit(
         train: The training rows.
         seed: Run seed, of folds and estimator.
         where: Name of the setting in messages.
+        groups: A number for each row; rows of equal ones are in one fold. None: no two are.
 
     Raises:
         ConfigError: If the estimator does not fit the task.
@@ -246,7 +248,9 @@ def cross_fit(
     def again(rows: Int64[np.ndarray, " some"]) -> MarginModel:
         return refit(model, inputs.take(rows), targets[rows])
 
-    margins = out_of_fold(model, again, inputs, targets, head, train=train, seed=seed)
+    margins = out_of_fold(
+        model, again, inputs, targets, head, train=train, seed=seed, groups=groups
+    )
     return CrossFitted(model=model, margins=margins)
 
 
@@ -259,6 +263,7 @@ def out_of_fold(
     *,
     train: Int64[np.ndarray, " train"],
     seed: int,
+    groups: Int64[np.ndarray, " rows"] | None = None,
 ) -> Float32[np.ndarray, "rows outputs"]:
     """Return margins for all rows, each from a model that was not fitted to the row's label.
 
@@ -270,23 +275,36 @@ def out_of_fold(
         head: The task.
         train: The training rows.
         seed: Run seed, of the folds.
+        groups: As in :func:`cross_fit`.
     """
     margins = model.margins(inputs)
-    for rest, held_out in _folds(targets[train], head, seed=seed):
+    for rest, held_out in _folds(
+        targets[train], head, seed=seed, groups=None if groups is None else groups[train]
+    ):
         rows = train[held_out]
         margins[rows] = fitted(train[rest]).margins(inputs.take(rows))
     return margins
 
 
 def _folds(
-    labels: Shaped[np.ndarray, " train"], head: TaskHead, *, seed: int
+    labels: Shaped[np.ndarray, " train"],
+    head: TaskHead,
+    *,
+    seed: int,
+    groups: Int64[np.ndarray, " train"] | None,
 ) -> Iterator[tuple[Int64[np.ndarray, " rest"], Int64[np.ndarray, " held_out"]]]:
-    from sklearn.model_selection import KFold, StratifiedKFold
+    from sklearn.model_selection import GroupKFold, KFold, StratifiedGroupKFold, StratifiedKFold
 
     number = min(FOLDS if len(labels) < MANY_ROWS else FOLDS_OF_MANY, len(labels))
+    if groups is not None:
+        number = min(number, len(np.unique(groups)))
     if number < 2:
         return iter(())
     state = derive_seed(seed, "folds") % 2**32
+    if groups is not None:
+        kind = GroupKFold if head.task == "regression" else StratifiedGroupKFold
+        apart = kind(number, shuffle=True, random_state=state)
+        return iter(list(apart.split(labels, labels, groups)))
     if head.task != "regression" and np.bincount(labels.astype(np.int64)).max() >= number:
         with warnings.catch_warnings():
             # A class with fewer rows than parts can only be in some of the parts.

@@ -6,7 +6,7 @@ import torch
 from sklearn.ensemble import RandomForestClassifier
 
 from securevfl.core.errors import ConfigError
-from securevfl.models.alone.margins import OwnInputs, cross_fit, fit_margins
+from securevfl.models.alone.margins import OwnInputs, _folds, cross_fit, fit_margins
 from securevfl.models.tasks import TaskHead
 
 BINARY = TaskHead(task="binary")
@@ -117,3 +117,15 @@ def test_estimators_of_ones_own() -> None:
         fit_margins(object(), OwnInputs(values=values), labels, BINARY, seed=0)
     with pytest.raises(ConfigError, match='must be "boosting" or "linear", got \'trees\''):
         fit_margins("trees", OwnInputs(values=values), labels, BINARY, seed=0)
+
+
+@pytest.mark.parametrize("head", [NUMBER, BINARY], ids=lambda head: head.task)
+def test_rows_of_one_group_are_in_one_fold(head: TaskHead) -> None:
+    """Else what they share would be known of a row that is held out."""
+    groups = np.random.default_rng(0).integers(0, 30, 200)
+    labels = (groups % 2).astype(np.float32)
+    parts = [*_folds(labels, head, seed=0, groups=groups)]
+    assert len(parts) > 1
+    assert sorted(np.concatenate([held_out for _, held_out in parts])) == [*range(200)]
+    for rest, held_out in parts:
+        assert not set(groups[rest]) & set(groups[held_out])
