@@ -221,8 +221,8 @@ def _print_proposal(proposal: "Proposal", out: Path) -> None:
     for reason in (*proposal.keys.reasons, *proposal.spelling_shares):
         tell(f"keys: {reason}")
     tell(f"protection: {proposal.keys.protection}: {proposal.keys.protection_reason}")
-    for warning in filter(None, [proposal.keys.key_warning]):
-        warn(f"warning: {warning}")
+    if (shown := proposal.keys.key_warning) is not None:
+        warn(f"warning: {shown}")
     tell(f"task: {proposal.task} ({proposal.task_reason})")
     for name, served in proposal.served.items():
         tell(f"links: of {name}, {served.in_words()}")
