@@ -30,11 +30,14 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
         "training": sv.TrainingSettings(epochs=options.epochs, batch_size=128),
         "device": options.device,
     }
-    fedsim, top1sim = sv.models.FedSim(neighbours=neighbours), sv.models.Top1Sim()
+    models: dict[str, Any] = {
+        "fedsim": sv.models.FedSim(neighbours=neighbours),
+        "top1sim": "top1sim",
+    }
     errors = {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.out or Path(temporary)
-        for name, model in {"fedsim": fedsim, "top1sim": top1sim}.items():
+        for name, model in models.items():
             run = sv.simulate(parties, model, out=folder / name, **given)
             errors[name], errors["alone"] = run.metrics["test"], run.metrics["alone_test"]
         learned = folder / "fedsim" / "explanation.json"

@@ -4,7 +4,10 @@
 (``torchrun --nproc-per-node 2 examples/party_program.py`` works too). Each process reads its own
 table and no other; they meet over mutual TLS.
 
-Run: ``python examples/party_program.py``.
+Run: ``python examples/party_program.py``, which prints::
+
+    bank: test AUC 0.950 together, 0.662 alone
+    bureau: has no result
 """
 
 import argparse

@@ -96,7 +96,7 @@ SECTIONS: Final[Mapping[str, tuple[type[Any], str]]] = {
 """Class and public name of the settings of each section that is a keyword."""
 
 
-def estimators_of(settings: RunSettings) -> dict[str, Any]:
+def estimators_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the estimators among settings, which no federation file can name: base and top."""
     given = {name: settings.get(name) for name in ("base", "top")}
     return {name: value for name, value in given.items() if not isinstance(value, str)}
@@ -194,9 +194,9 @@ def model_of(model: Any, fields: Mapping[str, Any] = MappingProxyType({})) -> An
         )
     if not fields:
         return model
-    family = family_of(model)
-    require_own_fields(family, fields)
-    return family.settings_from({**given_fields(model), **fields})
+    own = family_of(model)
+    require_own_fields(own, fields)
+    return own.settings_from({**given_fields(model), **fields})
 
 
 def given_fields(settings: Any) -> dict[str, Any]:
