@@ -217,7 +217,7 @@ def method_source(
 def _preset_notes(
     source: Mapping[str, Any], chosen: Preset, own: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Yield what a preset changes of the file, and what it leaves as the file has it."""
+    """Yield a preset's changes of the file, and the settings that stay the file's."""
     changed = {
         "model": {k: v for k, v in chosen.model.items() if k not in _INPUTS},
         "training": {k: v for k, v in chosen.training.items() if k not in (*_COMMON, *LENGTH)},

@@ -48,9 +48,9 @@ class RunSettings(TypedDict, total=False):
     prediction: sections.PredictionSettings | None
     """Limits of what predictions of the model may spend in addition to training."""
     mpc: sections.MpcSettings | None
-    """What parties compute on shares, and with what."""
+    """Computation on shares, and its engine."""
     runtime: sections.RuntimeSettings | None
-    """How long parties wait for one another."""
+    """Times that parties wait for one another."""
     base: Any
     """Base model that is averaged with the joint one: ``"boosting"``, ``"linear"``, ``"best"`` of
     these and a perceptron (the default), any estimator of scikit-learn (a classifier needs
@@ -143,7 +143,7 @@ def resolve_run(
 
 
 def with_model(model: Any, settings: Any) -> tuple[FamilySettings | None, Any]:
-    """Return a family's settings, and the run's with what a preset says in addition to them.
+    """Return a family's settings, and the run's settings with those of its preset.
 
     Args:
         model: A family's name or settings, or a preset or its name; None with ``"auto"``.

@@ -132,7 +132,7 @@ class RunResult(Summarised):
         return write_report(self.trained.folder, self.trained.config)
 
     def plot(self) -> "Figure":
-        """Return a matplotlib figure of the metric over epochs, beside the local baseline.
+        """Return a matplotlib figure of the metric over epochs, next to the local baseline.
 
         Raises:
             ConfigError: If the run has only pretrained.

@@ -111,7 +111,7 @@ def write_report(run: Path, config: FederationConfig | None = None) -> Path:
 
 
 def metric_figure(metrics: Mapping[str, Any], history: Sequence[Mapping[str, float]]) -> "Figure":
-    """Return a figure of a run's metric over epochs, beside the local baseline.
+    """Return a figure of a run's metric over epochs, next to the local baseline.
 
     Args:
         metrics: Content of ``metrics.json``.
