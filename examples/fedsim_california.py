@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     bureau = blocks[[*PLACE, "MedInc", "Population", "AveOccup"]][len(blocks) // 2 :]
     tables: dict[str, Any] = {"primary": agency, "secondaries": {"bureau": bureau}}
     tables |= {"label": "price", "key": PLACE}
-    models = {
+    models: dict[str, sv.models.FedSim | sv.models.AvgSim | sv.models.Top1Sim] = {
         "fedsim": sv.models.FedSim(neighbours=50),
         "avgsim": sv.models.AvgSim(neighbours=50),
         "top1sim": sv.models.Top1Sim(),

@@ -14,7 +14,12 @@ if TYPE_CHECKING:
     from securevfl.config.linkage import LinkageSettings
     from securevfl.config.presets import preset
     from securevfl.config.reading import read_federation
-    from securevfl.config.sections import PredictionSettings, TrainingSettings
+    from securevfl.config.sections import (
+        MpcSettings,
+        PredictionSettings,
+        RuntimeSettings,
+        TrainingSettings,
+    )
     from securevfl.core import progress
     from securevfl.core.errors import SecureVflError
     from securevfl.desk.estimators import FederatedClassifier, FederatedRegressor
@@ -40,10 +45,12 @@ __all__ = [
     "FederatedClassifier",
     "FederatedRegressor",
     "LinkageSettings",
+    "MpcSettings",
     "PredictionSettings",
     "Predictions",
     "PretrainingSettings",
     "RunResult",
+    "RuntimeSettings",
     "SecureVflError",
     "StudyOptions",
     "ThisParty",

@@ -1,5 +1,6 @@
 """Figures, results and settings as text for people: at a prompt, in notebooks and in files."""
 
+import dataclasses
 import html
 import json
 import math
@@ -63,6 +64,9 @@ def curve_html(values: Sequence[float], *, caption: str) -> str:
     )
 
 
+_LONGEST_REPR: Final = 90
+
+
 class Summarised:
     """Base of results with a short ``repr``: a heading and a few figures."""
 
@@ -86,6 +90,27 @@ class Summarised:
         )
         caption = html.escape(f"{type(self).__name__}: {heading}")
         return f"<table><caption>{caption}</caption>{rows}</table>"
+
+
+def short_repr(value: object) -> str:
+    """Return a value's repr in one short line: shapes of frames, and fields that were changed."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = (
+            f"{field.name}={short_repr(getattr(value, field.name))}"
+            for field in dataclasses.fields(value)
+            if field.repr and getattr(value, field.name) != field.default
+        )
+        text = f"{type(value).__name__}({', '.join(fields)})"
+    elif (shape := getattr(value, "shape", None)) is not None:
+        text = f"<{type(value).__name__} {' x '.join(map(str, shape))}>"
+    elif isinstance(value, list | tuple):
+        text = f"[{', '.join(map(short_repr, value))}]"
+    elif isinstance(value, Mapping):
+        pairs = (f"{name!r}: {short_repr(item)}" for name, item in value.items())
+        text = f"{{{', '.join(pairs)}}}"
+    else:
+        text = " ".join(repr(value).split())
+    return text if len(text) <= _LONGEST_REPR else f"{text[: _LONGEST_REPR - 4]} ..."
 
 
 def toml_key(name: str) -> str:

@@ -1,7 +1,7 @@
 """Scikit-learn estimators over simulated parties: classifier and regressor."""
 
-import dataclasses
 import hashlib
+import textwrap
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,11 +18,11 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
 
 from securevfl.config.linkage import LinkageSettings
-from securevfl.config.presets import PresetSettings, preset
-from securevfl.config.reading import require_own_fields
+from securevfl.config.presets import PresetSettings
 from securevfl.config.sections import BaseSettings, PredictionSettings, TrainingSettings
 from securevfl.core.conventions import Task
 from securevfl.core.errors import ConfigError, DataError
+from securevfl.core.formatting import short_repr
 from securevfl.core.progress import ProgressEvent, Warned
 from securevfl.core.settings import read_settings
 from securevfl.data.frames import as_pandas, from_frame
@@ -37,12 +37,12 @@ from securevfl.linkage.metrics.metric import KeySpec
 from securevfl.linkage.stage.linkage_parts import METRICS
 from securevfl.models.alone.choice import Alone, fit_alone
 from securevfl.models.alone.margins import BaselineConfig
-from securevfl.models.family import Family, FamilySettings, PretrainingSettings
-from securevfl.models.registry import family_named, family_names, family_of
+from securevfl.models.family import Family, PretrainingSettings
 from securevfl.models.tasks import TaskHead
 from securevfl.runtime.entry import simulate
 from securevfl.runtime.prediction_session import NamedRows
 from securevfl.runtime.predictions import Predictions, predictions_of
+from securevfl.runtime.run_settings import given_fields, model_of
 from securevfl.runtime.simulation import RunResult
 from securevfl.runtime.trained_run import RunSource, TrainedRun, trained_run
 
@@ -78,7 +78,7 @@ def settings_of(params: Mapping[str, Any], *, task: Task, rows: int) -> PresetSe
     fields = dict(params["model_settings"] or {})
     if params["neighbours"] is not None:
         fields["neighbours"] = params["neighbours"]
-    base = _model_of(params["model"], {name: plain_value(value) for name, value in fields.items()})
+    base = model_of(params["model"], {name: plain_value(value) for name, value in fields.items()})
     if not isinstance(base, PresetSettings):
         base = PresetSettings(
             model=base,
@@ -112,36 +112,6 @@ def linkage_of(linkage: Any) -> LinkageSettings:
     return linkage
 
 
-def _model_of(model: Any, fields: Mapping[str, Any]) -> FamilySettings | PresetSettings:
-    if isinstance(model, str):
-        family, _, name = model.partition("-")
-        if model in family_names() or not name:
-            require_own_fields(family_named(model), fields)
-            settings: FamilySettings = family_named(model).settings_from(fields)
-            return settings
-        return preset(family, name, **fields)
-    if isinstance(model, PresetSettings):
-        return replace(model, model=_with(model.model, fields))
-    if isinstance(model, FamilySettings):
-        return _with(model, fields)
-    raise ConfigError(
-        f"model: must be a family's name, its settings or a preset, got {type(model).__name__}"
-    )
-
-
-def _with(settings: FamilySettings, fields: Mapping[str, Any]) -> FamilySettings:
-    require_own_fields(family_of(settings), fields)
-    changed: FamilySettings = family_of(settings).settings_from(
-        {**_given_settings(settings), **fields}
-    )
-    return changed
-
-
-def _given_settings(settings: Any) -> dict[str, Any]:
-    fields = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
-    return {name: value for name, value in fields.items() if value is not None}
-
-
 def plain_value(value: Any) -> Any:
     """Return a NumPy number as a Python number; a search's grid may hold such."""
     return value.item() if isinstance(value, np.generic) else value
@@ -153,7 +123,7 @@ def _training_of(
     given = {name: plain_value(params[name]) for name in _TRAINING if params[name] is not None}
     # scikit-learn holds rows out itself: of these, a run takes the one that it can't do without.
     tested = plain_value(params["test_fraction"] or 1 / rows)
-    fields = {"metric": _CHOOSES[task], **_given_settings(base), **given, "test_fraction": tested}
+    fields = {"metric": _CHOOSES[task], **given_fields(base), **given, "test_fraction": tested}
     training = read_settings(TrainingSettings, fields, where="training")
     asked = training.validation_fraction
     if asked is not None and asked * rows < 1:
@@ -429,6 +399,17 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         given = locals()
         for name in self._get_param_names():
             setattr(self, name, given[name])
+
+    def __repr__(self, N_CHAR_MAX: int = 400) -> str:
+        """Return the changed parameters, in at most five lines."""
+        defaults = type(self)().get_params(deep=False)
+        changed = [
+            f"{name}={short_repr(value)}"
+            for name, value in self.get_params(deep=False).items()
+            if value is not defaults[name] and short_repr(value) != short_repr(defaults[name])
+        ]
+        text = f"{type(self).__name__}({', '.join(changed)})"
+        return "\n    ".join(textwrap.wrap(text, 96, max_lines=N_CHAR_MAX // 80))
 
     @classmethod
     def from_run(cls: type[Own], run: str | Path | RunResult, **source: Unpack[RunSource]) -> Own:

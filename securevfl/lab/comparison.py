@@ -1,18 +1,27 @@
 """Comparison of methods in the simulator on equal rows and seeds; finished runs are kept."""
 
+# A notebook shows a signature's types as they are written here, not all that they stand for.
+from __future__ import annotations
+
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Literal
 
+from securevfl.config import presets
 from securevfl.config.disclosure import require_covered_channels
+from securevfl.config.encoder import EncoderSettings
 from securevfl.config.federation import FederationConfig
+from securevfl.config.linkage import LinkageSettings
+from securevfl.config.sections import TrainingSettings
 from securevfl.core import checks, files
 from securevfl.core.conventions import Task as LabelTask
 from securevfl.core.errors import ConfigError, SecureVflError
+from securevfl.data.scaling import Bounds
 from securevfl.data.tables import PartyTable
-from securevfl.lab.methods import ALONE, IN_ONE_PLACE, method_family
+from securevfl.dp.privacy import Privacy
+from securevfl.lab.methods import ALONE, IN_ONE_PLACE, as_published_source, method_family
 from securevfl.lab.one_run import (
     LeftOut,
     Recipe,
@@ -35,10 +44,12 @@ from securevfl.lab.one_run import (
 )
 from securevfl.lab.pooled_methods import require_fitting
 from securevfl.lab.study_outputs import TableStore, digest_of_tables, tables_for
-from securevfl.models.registry import require_installed
+from securevfl.models.family import FamilySettings, PretrainingSettings
+from securevfl.models.registry import family_names, require_installed
 from securevfl.models.task_metrics import TaskMetric, metrics_of
 from securevfl.runtime.run_folder import require_own_folder
-from securevfl.runtime.run_options import FederationSource, device_named, resolve_federation
+from securevfl.runtime.run_options import FederationSource, device_named
+from securevfl.runtime.run_settings import in_python_words, resolve_run
 from securevfl.version import __version__
 
 _DEFAULTS: Final = StudyOptions()
@@ -57,6 +68,9 @@ class Comparison(StudyPlan):
 
     seeds: int
     """Number of seeds, counting up from ``federation.seed``."""
+
+    tables: Mapping[str, PartyTable] | None = None
+    """Every party's table by name; None: they lie where the federation file says."""
 
     def __post_init__(self) -> None:
         checks.at_least(1, seeds=self.seeds)
@@ -126,7 +140,9 @@ def compare_methods(
         Everything is inside one organisation: a comparison protects nobody's table.
     """
     device_named(comparison.device)
-    tables = tables_for(comparison.config, comparison.trained_methods, comparison.data_root)
+    tables = comparison.tables or tables_for(
+        comparison.config, comparison.trained_methods, comparison.data_root
+    )
     config = comparison.config
     comparison = replace(comparison, config=config)
     out: dict[str, LeftOut] = {}
@@ -430,30 +446,65 @@ def write_comparison(
 
 
 def compare(
-    federation: FederationSource,
-    methods: Sequence[str],
+    parties: FederationSource | Sequence[PartyTable] | None = None,
+    methods: Sequence[str] = (),
     *,
+    primary: Any = None,
+    secondaries: Sequence[Any] | Mapping[str, Any] | None = None,
+    label: str | None = None,
+    key: str | Sequence[str] | Mapping[str, Any] | None = None,
+    model: FamilySettings | str | None = None,
+    privacy: Privacy | None = None,
+    encoder: EncoderSettings | Literal["auto"] | None = None,
+    linkage: LinkageSettings | None = None,
+    training: TrainingSettings | None = None,
+    pretraining: PretrainingSettings | None = None,
+    base: str | None = None,
+    task: LabelTask | None = None,
+    bounds: Mapping[str, Bounds] | Sequence[float] | None = None,
+    missing_columns: Mapping[str, Sequence[str]] | None = None,
+    seed: int | None = None,
     seeds: int = 5,
-    out: Path | None = None,
+    as_published: bool = False,
     metric: str | None = None,
     device: str = "cpu",
     data_root: Path | None = None,
-    options: StudyOptions = _DEFAULTS,
+    out: Path | None = None,
+    options: StudyOptions | None = None,
 ) -> dict[str, Any]:
     """Compare methods in the simulator on equal rows and seeds.
 
     Args:
-        federation: Path of a federation file, or result of :func:`securevfl.read_federation`.
+        parties: Tables, the path of a federation file, or what
+            :func:`securevfl.read_federation` returned; None takes frames.
         methods: Families; ``alone``, ``solo``, ``boosting``, ``boosting-links``, ``combine``,
             ``boosting-combine``; names of the file's ``[methods.NAME]`` tables; and
             ``auto``, with each seed the family among them that is best on validation rows.
+        primary: In place of ``parties``, the primary's frame.
+        secondaries: The others' frames, a list or a mapping by name.
+        label: The label column of the primary's frame.
+        key: The key columns, of all or by party name.
+        model: Settings of a family, for the methods of that family; default: the first family
+            among ``methods`` as it is.
+        privacy: Promise, as of :func:`securevfl.simulate`.
+        encoder: How frozen encoders are made, or ``"auto"``.
+        linkage: Who chooses links, and by what.
+        training: Epochs, batch size and so on, of all methods.
+        pretraining: For families that pretrain.
+        base: Base model that is averaged with the joint one, by its name.
+        task: Learning task.
+        bounds: Declared ranges of features.
+        missing_columns: Columns that may have gaps, by party name.
+        seed: First run seed, of tables and frames.
         seeds: Number of run seeds, counting up from the file's.
-        out: Folder for the table and the runs, from which a later call continues; default: a
-            temporary one.
+        as_published: Whether presets such as ``"fedsim-paper"`` train for as many epochs, and with
+            as many rows a round, as their papers; otherwise as the others do.
         metric: Metric to compare by; another one needs no training. Default: ``training.metric``.
         device: ``"cpu"`` or ``"cuda"``.
         data_root: Folder at which relative data paths start; default: that of the file, or the
             current one.
+        out: Folder for the table and the runs, from which a later call continues; default: a
+            temporary one.
         options: Number of parallel runs, and callbacks.
 
     Returns:
@@ -468,21 +519,39 @@ def compare(
     Reveals:
         Everything is inside one organisation: a comparison protects no party's table.
     """
-    config, root = resolve_federation(federation, data_root)
-    with kept_or_temporary(out) as folder:
-        comparison = Comparison(
-            config=config,
-            methods=tuple(methods),
-            seeds=seeds,
-            data_root=root,
-            folder=folder,
-            device=device,
-            metric=metric,
-        )
-        figures = compare_and_write(comparison, options)
-        if out is None:
-            del figures["folder"]
-        return figures
+    studied = ("methods", "seeds", "as_published", "metric", "device", "out", "options")
+    given = {k: v for k, v in locals().items() if v is not None and k not in (*studied, "studied")}
+    with in_python_words(given):
+        if not isinstance(parties, FederationSource):
+            given.setdefault("model", _first_family(methods))
+        config, tables, root = resolve_run("compare", given)
+        with kept_or_temporary(out) as folder:
+            comparison = Comparison(
+                config=published(config, methods) if as_published else config,
+                methods=tuple(methods),
+                seeds=seeds,
+                tables=tables,
+                data_root=root or Path(),
+                folder=folder,
+                device=device,
+                metric=metric,
+            )
+            figures = compare_and_write(comparison, options or StudyOptions())
+            if out is None:
+                del figures["folder"]
+            return figures
+
+
+def _first_family(methods: Sequence[str]) -> str:
+    """Return the family of the first method that has one, whose defaults the others may share."""
+    names = presets.methods_with_presets()
+    families = [names.get(name, {}).get("family", name) for name in methods]
+    return next((family for family in families if family in family_names()), "fedsim")
+
+
+def published(config: FederationConfig, methods: Sequence[str]) -> FederationConfig:
+    """Return a federation in which presets train for as long as their papers say."""
+    return replace(config, source=as_published_source(config.source, methods))
 
 
 def compare_and_write(comparison: Comparison, options: StudyOptions) -> dict[str, Any]:

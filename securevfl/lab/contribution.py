@@ -461,8 +461,15 @@ class Contribution(Summarised):
     """Notes that a reader must know."""
 
     def summary(self) -> tuple[str, dict[str, str]]:
-        """Return the metric, the number of rows and the cost."""
-        return f"{self.metric} on {self.rows:,} test rows", {"cost": self.cost}
+        """Return what each partner adds to the metric, and what measuring that has cost."""
+        shown = {
+            f"{name}, if {question}": f"{partner.leave_one_out[self.metric].value:+.4f} "
+            f"(Shapley {partner.shapley[self.metric].value:+.4f})"
+            for question, worth in (("gone tomorrow", self.gone), ("never there", self.again))
+            if worth is not None
+            for name, partner in worth.partners.items()
+        }
+        return f"{self.metric} on {self.rows:,} test rows", {**shown, "cost": self.cost}
 
     def as_json(self) -> dict[str, Any]:
         """Return the content of ``contribution.json``."""
@@ -482,7 +489,7 @@ class Contribution(Summarised):
 
 
 def contribution(
-    run: str | Path | RunResult,
+    run: Any,
     *,
     permutations: int = PERMUTATIONS,
     seed: int | None = None,

@@ -10,7 +10,7 @@ those of ``[pretraining]`` have a table of their own, ``[methods.NAME.pretrainin
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Final
@@ -21,9 +21,11 @@ from securevfl.config.reading import Findings, read_sections, register_section, 
 from securevfl.config.sections import TrainingSettings
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError
+from securevfl.core.formatting import toml_value
 from securevfl.core.settings import read_settings
 from securevfl.dp.regime import REGIMES
 from securevfl.models.alone.margins import BaselineConfig
+from securevfl.models.family import Preset
 from securevfl.models.registry import family_named, family_names
 
 
@@ -117,6 +119,10 @@ _COMMON: Final = (
 by one metric."""
 
 
+LENGTH: Final = ("epochs", "batch_size", "patience")
+"""Fields of ``[training]`` that are the file's, and not a preset's: equal work for all methods."""
+
+
 def known_methods(source: Mapping[str, Any]) -> tuple[str, ...]:
     """Return every name that a comparison of this federation file understands."""
     own = (*IN_ONE_PLACE, *family_names(), *presets.methods_with_presets())
@@ -186,7 +192,10 @@ def method_source(
         chosen = presets.preset_named(family_named(family), preset)
         inherited.pop("preset", None)
         inherited |= {key: value for key, value in chosen.model.items() if key not in _INPUTS}
-        training = training | {k: v for k, v in chosen.training.items() if k not in _COMMON}
+        training = training | {
+            k: v for k, v in chosen.training.items() if k not in (*_COMMON, *LENGTH)
+        }
+        notes = (*notes, *_preset_notes(source, chosen, own))
         wider = {**wider, **presets.pretraining_of(chosen, {**wider, **pretraining})}
         result["privacy"] = presets.privacy_of(chosen, source["privacy"])
         # What a file chooses as a base for its own family is not meant for a paper's protocol.
@@ -203,6 +212,54 @@ def method_source(
         **{key: value for key, value in own.items() if key in training_fields},
     }
     return result, notes
+
+
+def _preset_notes(
+    source: Mapping[str, Any], chosen: Preset, own: Mapping[str, Any]
+) -> Iterator[str]:
+    """Yield a preset's changes of the file, and the settings that stay the file's."""
+    changed = {
+        "model": {k: v for k, v in chosen.model.items() if k not in _INPUTS},
+        "training": {k: v for k, v in chosen.training.items() if k not in (*_COMMON, *LENGTH)},
+        "base": {"estimator": chosen.base},
+    }
+    for section, fields in changed.items():
+        written = source.get(section, {})
+        differing = [
+            f"{name} = {toml_value(value)}"
+            for name, value in fields.items()
+            if name not in own and written.get(name) != value
+        ]
+        if differing:
+            yield f"[{section}] {', '.join(differing)} by its preset"
+    published = [
+        f"{name} = {chosen.training[name]}"
+        for name in LENGTH
+        if name in chosen.training
+        and name not in own
+        and source.get("training", {}).get(name) != chosen.training[name]
+    ]
+    if published:
+        yield f"not the published {', '.join(published)}: the file's (--as-published takes them)"
+
+
+def as_published_source(source: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Return a federation file in which methods by preset train for as long as published.
+
+    Args:
+        source: The parsed federation file.
+        names: The methods.
+    """
+    methods = dict(source.get("methods", {}))
+    for name in names:
+        called = _settings(source, name).get("preset")
+        if called is not None:
+            training = presets.preset_named(
+                family_named(method_family(source, name)), called
+            ).training
+            length = {field: training[field] for field in LENGTH if field in training}
+            methods[name] = {**length, **methods.get(name, {})}
+    return {**source, "methods": methods}
 
 
 def baseline_settings(source: Mapping[str, Any], name: str) -> Settings:

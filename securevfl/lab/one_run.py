@@ -787,6 +787,10 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def ignore(*_: object) -> None:
+    """Do nothing with an event or a result."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StudyOptions:
     """Number of parallel runs and callbacks of a study; results do not depend on them."""
@@ -794,13 +798,13 @@ class StudyOptions:
     jobs: int = 1
     """Number of runs that are trained at a time, with one thread each."""
 
-    tell: RunObserver = lambda _run, _event: None
+    tell: RunObserver = ignore
     """Callback for each event of a run."""
 
-    done: ResultObserver = lambda _run, _result: None
+    done: ResultObserver = ignore
     """Callback for each run's result; runs that were finished before come first."""
 
-    leave_out: Callable[[LeftOut], None] = lambda _left_out: None
+    leave_out: Callable[[LeftOut], None] = ignore
     """Callback for each method or point that is skipped or has failed; the others continue."""
 
     def __post_init__(self) -> None:

@@ -69,6 +69,14 @@ def compare(
     seeds: Annotated[int, typer.Option(help="Run seeds, counting up from the file's.")] = 5,
     jobs: _Jobs = 1,
     out: _Folder = None,
+    as_published: Annotated[
+        bool,
+        typer.Option(
+            "--as-published",
+            help="Presets such as fedsim-paper train for their papers' epochs and batches, not "
+            "the file's.",
+        ),
+    ] = False,
     metric: _Metric = None,
     device: Device = "cpu",
     data_root: FileDataRoot = None,
@@ -78,15 +86,16 @@ def compare(
     with loading():
         from securevfl.config.reading import read_federation
         from securevfl.core import files
-        from securevfl.lab.comparison import Comparison, compare_and_write
+        from securevfl.lab.comparison import Comparison, compare_and_write, published
         from securevfl.lab.study_outputs import comparison_plot
 
     if seeds < 1:
         raise ConfigError(f"--seeds: must be at least 1, got {seeds}")
     config = read_federation(federation)
+    names = tuple(name.strip() for name in methods.split(",") if name.strip())
     comparison = Comparison(
-        config=config,
-        methods=tuple(name.strip() for name in methods.split(",") if name.strip()),
+        config=published(config, names) if as_published else config,
+        methods=names,
         seeds=seeds,
         data_root=data_root or federation.parent,
         folder=out or Path("runs") / f"{config.federation.name}-compare",
@@ -273,6 +282,8 @@ class StudyProgress:
         # Other libraries' prints do not belong to the command's answer.
         self._stdout.__enter__()
         self._progress.start()
+        text = f"{self._of} run{'s' if self._of > 1 else ''}, kept in {self._folder}: tables first"
+        self._say(text, text)
         return self
 
     def __exit__(
@@ -295,6 +306,8 @@ class StudyProgress:
         if run not in self._tasks:
             name = f"{run.name}, seed {run.seed}"
             self._tasks[run] = self._progress.add_task(name, total=1, figures="")
+            if not self._live:
+                print(f"begun: {name}", file=sys.stderr, flush=True)
         if isinstance(event, Warned) and event.text not in self._warned:
             self._warned.add(event.text)
             text = f"securevfl: warning: {event.text}"

@@ -1,26 +1,42 @@
 """Entry points that run a federation: from its file, or on tables in memory."""
 
+# A notebook shows a signature's types as they are written here, not all that they stand for.
+from __future__ import annotations
+
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import Any, Literal
 
 # Before torch: skops looks for each of scipy's functions in all modules in the order of loading,
 # which takes 0.8 CPU seconds less if it finds them first. Every party with a table uses scipy.
 import scipy.special  # noqa: F401
 
 from securevfl.callbacks import Callback, CallbackObserver
+from securevfl.config.encoder import EncoderSettings
 from securevfl.config.federation import FederationConfig
+from securevfl.config.linkage import LinkageSettings
+from securevfl.config.presets import PresetSettings
 from securevfl.config.reading import read_federation
+from securevfl.config.sections import (
+    MpcSettings,
+    PredictionSettings,
+    RuntimeSettings,
+    TrainingSettings,
+)
 from securevfl.core import files, interrupts
+from securevfl.core.conventions import Task
 from securevfl.core.errors import ConfigError
 from securevfl.core.logs import log_event
 from securevfl.core.progress import Observer, ProgressEvent, RoundDone, Warned, unheard
 from securevfl.core.shown_progress import RunProgress
+from securevfl.data.scaling import Bounds
 from securevfl.data.tables import PartyTable
+from securevfl.dp.privacy import Privacy
 from securevfl.federation.base import require_estimator
 from securevfl.ledger.ledger_file import lines_of_run
+from securevfl.models.family import FamilySettings, PretrainingSettings
 from securevfl.models.task_metrics import metrics_of
 from securevfl.runtime import handing_over, launching
 from securevfl.runtime.run_folder import (
@@ -29,68 +45,115 @@ from securevfl.runtime.run_folder import (
     read_history,
     require_own_folder,
 )
-from securevfl.runtime.run_options import RunOptions, device_named, warnings_about
-from securevfl.runtime.run_settings import RunSettings, estimators_of, resolve_run
+from securevfl.runtime.run_options import FederationSource, RunOptions, device_named, warnings_about
+from securevfl.runtime.run_settings import estimators_of, in_python_words, resolve_run
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
 from securevfl.runtime.trained_run import TrainedRun
 
 
 def simulate(
-    parties: Any = None,
-    model: Any = None,
+    parties: FederationSource | Sequence[PartyTable] | None = None,
+    model: FamilySettings | PresetSettings | str | None = None,
     *,
     primary: Any = None,
-    secondaries: Any = None,
-    label: Any = None,
-    key: Any = None,
+    secondaries: Sequence[Any] | Mapping[str, Any] | None = None,
+    label: str | None = None,
+    key: str | Sequence[str] | Mapping[str, Any] | None = None,
+    privacy: Privacy | None = None,
+    encoder: EncoderSettings | Literal["auto"] | None = None,
+    linkage: LinkageSettings | None = None,
+    training: TrainingSettings | None = None,
+    pretraining: PretrainingSettings | None = None,
+    prediction: PredictionSettings | None = None,
+    base: Any = None,
+    top: Any = None,
+    mpc: MpcSettings | None = None,
+    runtime: RuntimeSettings | None = None,
+    task: Task | None = None,
+    bounds: Mapping[str, Bounds] | Sequence[float] | None = None,
+    missing_columns: Mapping[str, Sequence[str]] | None = None,
+    seed: int | None = None,
+    with_alone: bool = True,
+    data_root: Path | None = None,
+    resume: bool = False,
+    device: str = "cpu",
+    record_mib: float | None = None,
     out: str | Path | None = None,
-    observe: Observer = unheard,
+    progress: bool | None = None,
+    observe: Observer | None = None,
     callbacks: Sequence[Callback] = (),
-    **settings: Unpack[RunSettings],
 ) -> RunResult:
     """Run a federation in this process: on frames, on tables, or as its file says.
 
-    :func:`train` takes the same, and gives every party a process of its own.
+    :func:`train` takes the same, and gives every party a process of its own. A keyword that is left
+    out has the default of its section of the federation file.
 
     Args:
         parties: The primary's table, with labels, then the secondaries', from
             :func:`securevfl.data.from_frame`, a file or a split; or the path of a
             federation file, or what :func:`securevfl.read_federation` returned. None takes frames.
-        model: A family's settings, for example ``securevfl.models.FeT(neighbours=50)``; of an
-            installed package's family, too. A federation file says it itself.
+        model: A family's settings, for example ``securevfl.models.FeT(neighbours=50)``, or its
+            name, ``"fet"``; a preset, :func:`securevfl.preset`, or its name, ``"fedsim-paper"``,
+            which also fills in ``privacy`` (none), ``training``, ``pretraining`` and ``base``
+            where they are not given. A federation file says it itself.
         primary: In place of ``parties``, the primary's frame (pandas, polars, pyarrow).
         secondaries: The others' frames: a list, or a mapping by name.
         label: The label column of the primary's frame.
         key: The key column of all frames, or a list of them; or such by party name, the primary's
             is ``"primary"`` and those of a list are ``"secondary-1"`` and so on.
+        privacy: Promise, :class:`securevfl.dp.Privacy`, which tables and frames need;
+            ``Privacy(mechanism="none")`` gives none.
+        encoder: How frozen encoders are made, :class:`securevfl.EncoderSettings`; ``"auto"`` takes
+            the settings that suit tables and promise, and then ``model`` may be left out.
+        linkage: Who chooses links, and by what, :class:`securevfl.LinkageSettings`; default: each
+            row its K nearest records, with the primary's keys shown to every secondary.
+        training: Epochs, batch size and so on, :class:`securevfl.TrainingSettings`.
+        pretraining: For families that pretrain, :class:`securevfl.PretrainingSettings`.
+        prediction: Limits of what predictions may spend, :class:`securevfl.PredictionSettings`.
+        base: Base model that is averaged with the joint one: ``"boosting"``, ``"linear"``,
+            ``"best"`` of these and a perceptron (the default), an estimator of scikit-learn (a
+            classifier needs ``predict_proba``), or ``"none"``, as in the papers.
+        top: With frozen encoders, an estimator in place of the family's top network:
+            ``"boosting"``, ``"linear"`` or one of scikit-learn.
+        mpc: What parties compute on shares, and with what, :class:`securevfl.MpcSettings`.
+        runtime: How long parties wait for one another, :class:`securevfl.RuntimeSettings`.
+        task: Learning task; default: binary or multiclass if labels are classes, regression
+            otherwise.
+        bounds: ``[low, high]`` of all features; or by party name such a pair, or pairs by column.
+            A frozen encoder's guarantee needs them, since they do not depend on the data; without
+            them each party standardises features by its own statistics.
+        missing_columns: Columns of frames whose cells may be empty, by party name.
+        seed: Seed of splits, initialisation, shuffling and dropout, never of noise. Default 0.
+        with_alone: Whether the local baseline, the primary's best model alone, is found too.
+        data_root: With a federation file, where relative data paths start; default: next to it.
+        resume: Whether to continue from the last epoch saved in ``out``, with a federation file.
+        device: ``"cpu"`` or ``"cuda"``.
+        record_mib: MiB of what each party receives and holds, which it records in its own folder
+            for ``securevfl lab audit``; None: nothing.
         out: Run folder; default: a temporary one, which is removed when the result is no longer
             referred to.
+        progress: False hides the bar (a line for each stage where there is no terminal) on
+            standard error.
         observe: Called with progress; an exception that it raises ends the run.
         callbacks: Called with progress and at the end, for example
             ``securevfl.callbacks.TensorBoard("logs")``; one that fails is left out with a warning.
-        **settings: Those of :class:`RunSettings`; with tables or frames, ``privacy`` must be
-            among them.
 
     Returns:
         Metrics, history, losses and ledger; and the model, for :meth:`RunResult.predict`.
 
     Raises:
-        ConfigError: If a setting is impossible or unknown, or does not go with what is simulated.
+        ConfigError: If a setting is impossible, or does not go with what is simulated.
         DataError: If a frame can't be used.
         PrivacyError: If the promise does not hold for what would run.
 
     Reveals:
         Everything is in one process: a simulation protects nobody's table.
     """
-    frames = {"primary": primary, "secondaries": secondaries, "label": label, "key": key}
-    if "extra_figures" in settings:
-        raise ConfigError("extra_figures: goes with securevfl.train; add yours to run.metrics")
-    with _started("simulate", parties, model, frames, settings, out, observe, callbacks) as run:
+    with _started("simulate", locals()) as run:
         finished = run.finished_result()
         if finished is not None:
             return run.end(finished)
-        with_alone = settings.get("with_alone", True)
         result = simulate_federation(
             run.config,
             run.read_tables(),
@@ -102,17 +165,37 @@ def simulate(
 
 
 def train(
-    parties: Any = None,
-    model: Any = None,
+    parties: FederationSource | Sequence[PartyTable] | None = None,
+    model: FamilySettings | PresetSettings | str | None = None,
     *,
     primary: Any = None,
-    secondaries: Any = None,
-    label: Any = None,
-    key: Any = None,
+    secondaries: Sequence[Any] | Mapping[str, Any] | None = None,
+    label: str | None = None,
+    key: str | Sequence[str] | Mapping[str, Any] | None = None,
+    privacy: Privacy | None = None,
+    encoder: EncoderSettings | Literal["auto"] | None = None,
+    linkage: LinkageSettings | None = None,
+    training: TrainingSettings | None = None,
+    pretraining: PretrainingSettings | None = None,
+    prediction: PredictionSettings | None = None,
+    base: Any = None,
+    top: Any = None,
+    mpc: MpcSettings | None = None,
+    runtime: RuntimeSettings | None = None,
+    task: Task | None = None,
+    bounds: Mapping[str, Bounds] | Sequence[float] | None = None,
+    missing_columns: Mapping[str, Sequence[str]] | None = None,
+    seed: int | None = None,
+    with_alone: bool = True,
+    data_root: Path | None = None,
+    resume: bool = False,
+    device: str = "cpu",
+    record_mib: float | None = None,
     out: str | Path | None = None,
-    observe: Observer = unheard,
+    progress: bool | None = None,
+    observe: Observer | None = None,
     callbacks: Sequence[Callback] = (),
-    **settings: Unpack[RunSettings],
+    extra_figures: Callable[[], Mapping[str, Any]] = dict,
 ) -> RunResult:
     """Run a federation on this machine, one process per party; see :func:`simulate`.
 
@@ -121,18 +204,38 @@ def train(
     made for this run. Where noise is off, losses are those of a simulation of the same seed.
 
     Args:
-        parties: As of :func:`simulate`.
-        model: As of :func:`simulate`. Of a family of your own, processes import the code by its
-            name from the file that holds it; where that is the script which runs, what it runs
-            stands under ``if __name__ == "__main__":``.
-        primary: As of :func:`simulate`.
-        secondaries: As of :func:`simulate`.
-        label: As of :func:`simulate`.
-        key: As of :func:`simulate`.
+        parties: Tables, or a federation file, as of :func:`simulate`.
+        model: Family or preset, as of :func:`simulate`. Of a family of your own, processes import
+            the code by its name from the file that holds it; where that is the script which runs,
+            what it runs stands under ``if __name__ == "__main__":``.
+        primary: The primary's frame.
+        secondaries: The others' frames, a list or a mapping by name.
+        label: The label column of the primary's frame.
+        key: The key columns, of all or by party name.
+        privacy: Promise, :class:`securevfl.dp.Privacy`.
+        encoder: How frozen encoders are made, or ``"auto"``.
+        linkage: Who chooses links, and by what.
+        training: Epochs, batch size and so on.
+        pretraining: For families that pretrain.
+        prediction: Limits of what predictions may spend.
+        base: Base model that is averaged with the joint one.
+        top: Estimator in place of the family's top network.
+        mpc: What parties compute on shares, and with what.
+        runtime: How long parties wait for one another.
+        task: Learning task.
+        bounds: Declared ranges of features.
+        missing_columns: Columns that may have gaps, by party name.
+        seed: Seed of everything but noise.
+        with_alone: Whether the local baseline is found too.
+        data_root: Where a federation file's relative paths start.
+        resume: Whether to continue the run in ``out``.
+        device: ``"cpu"`` or ``"cuda"``.
+        record_mib: MiB that each party records of what it receives and holds.
         out: Run folder; default: a temporary one, as of :func:`simulate`.
+        progress: False hides progress.
         observe: Called with the primary's progress, and all parties' warnings and spending.
-        callbacks: As of :func:`simulate`.
-        **settings: Those of :class:`RunSettings`.
+        callbacks: Called with progress and at the end.
+        extra_figures: Called at the end; returns figures to add to the run's.
 
     Returns:
         What :func:`simulate` returns. Losses are those of the rounds that this call trained. There
@@ -144,8 +247,9 @@ def train(
     Reveals:
         Between the processes: what a real federation reveals. This machine holds all of it.
     """
-    frames = {"primary": primary, "secondaries": secondaries, "label": label, "key": key}
-    with _started("train", parties, model, frames, settings, out, observe, callbacks) as run:
+    given = locals()
+    del given["extra_figures"]
+    with _started("train", given) as run:
         run.options = replace(run.options, data_root=run.options.data_root.resolve())
         finished = run.finished_result()
         if finished is not None:
@@ -161,9 +265,9 @@ def train(
         figures = launching.train_in_processes(
             run.config,
             replace(run.options, observe=note_loss),
-            extra_figures=settings.get("extra_figures", dict),
+            extra_figures=extra_figures,
             tables=run.tables or {},
-            with_alone=settings.get("with_alone", True),
+            with_alone=with_alone,
         )
         return run.end(result_of(run.config, run.options, figures.as_json(), losses))
 
@@ -218,36 +322,36 @@ class _StartedRun:
 
 
 @contextlib.contextmanager
-def _started(
-    by: Literal["simulate", "train"],
-    parties: Any,
-    model: Any,
-    frames: Mapping[str, Any],
-    settings: RunSettings,
-    out: str | Path | None,
-    observe: Observer,
-    callbacks: Sequence[Callback],
-) -> Iterator[_StartedRun]:
-    """Start what is asked for, with progress shown, in a folder that goes if it fails."""
+def _started(by: Literal["simulate", "train"], given: dict[str, Any]) -> Iterator[_StartedRun]:
+    """Start a run of the given arguments, with progress shown, in a folder that goes if it fails.
+
+    Args:
+        by: The function that was called.
+        given: Its arguments by name.
+    """
     handing_over.require_script_read()
-    watching = [observe]
+    # What is not given is not there: a federation file says the rest itself.
+    settings = {name: value for name, value in given.items() if value is not None}
+    out, shows = settings.pop("out", None), settings.pop("progress", True)
+    watching: list[Observer] = [settings.pop("observe", unheard)]
 
     def tell_all(event: ProgressEvent) -> None:
         for watcher in watching:
             watcher(event)
 
-    hearing = CallbackObserver(callbacks, tell_all)
+    hearing = CallbackObserver(settings.pop("callbacks"), tell_all)
     with (
+        in_python_words(settings),
         interrupts.unwrap_interrupts(),
         contextlib.ExitStack() as shown,
         hearing.until_the_end(),
         contextlib.ExitStack() as unfinished,
     ):
-        config, tables, root = resolve_run(by, parties, model, settings, **frames)
-        resume = settings.get("resume", False)
+        config, tables, root = resolve_run(by, settings)
+        resume = settings["resume"]
         if resume and out is None:
             raise ConfigError("resume: needs out, the folder of the run to continue")
-        if settings.get("progress") is not False:
+        if shows:
             metric = metrics_of(config.federation.task, config.training.metric)[0].name
             watching.insert(0, shown.enter_context(RunProgress(metric=metric)))
         else:
@@ -260,7 +364,7 @@ def _started(
         options = RunOptions(
             run_folder=place.path if isinstance(place, TemporaryFolder) else place,
             data_root=root or Path(),
-            device=device_named(settings.get("device", "cpu")),
+            device=device_named(settings["device"]),
             resume=resume,
             observe=hearing.tell,
             record_mib=settings.get("record_mib"),

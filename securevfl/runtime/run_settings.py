@@ -1,20 +1,23 @@
 """Settings of a run in Python, and the federation file and tables that they stand for."""
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, Literal, TypedDict
 
 from securevfl.config import sections
 from securevfl.config.encoder import AUTO, EncoderSettings
 from securevfl.config.federation import FederationConfig
 from securevfl.config.linkage import LinkageSettings
-from securevfl.config.presets import top_source
-from securevfl.config.reading import parse_federation
+from securevfl.config.presets import PresetSettings, preset, top_source
+from securevfl.config.reading import parse_federation, require_own_fields
 from securevfl.core import checks
 from securevfl.core.conventions import Task
-from securevfl.core.errors import ConfigError
+from securevfl.core.errors import ConfigError, SecureVflError
 from securevfl.core.settings import default_of
 from securevfl.data.frames import from_frame
 from securevfl.data.scaling import Bounds, ColumnSettings
@@ -22,12 +25,12 @@ from securevfl.data.tables import PartyTable
 from securevfl.dp.privacy import Privacy
 from securevfl.linkage.stage.linkage_parts import PROTECTIONS
 from securevfl.models.family import FamilySettings, PretrainingSettings
-from securevfl.models.registry import family_of
+from securevfl.models.registry import family_named, family_names, family_of
 from securevfl.runtime import run_options
 
 
 class RunSettings(TypedDict, total=False):
-    """Keyword arguments of :func:`simulate` and :func:`train` in addition to tables."""
+    """Keyword arguments of runs in addition to tables, also of ``ThisParty.train``."""
 
     privacy: Privacy
     """Privacy guarantee; ``Privacy(mechanism="none")`` gives none."""
@@ -44,6 +47,10 @@ class RunSettings(TypedDict, total=False):
     keys shown to every secondary."""
     prediction: sections.PredictionSettings | None
     """Limits of what predictions of the model may spend in addition to training."""
+    mpc: sections.MpcSettings | None
+    """Computation on shares, and its engine."""
+    runtime: sections.RuntimeSettings | None
+    """Times that parties wait for one another."""
     base: Any
     """Base model that is averaged with the joint one: ``"boosting"``, ``"linear"``, ``"best"`` of
     these and a perceptron (the default), any estimator of scikit-learn (a classifier needs
@@ -65,68 +72,65 @@ class RunSettings(TypedDict, total=False):
     with_alone: bool
     """Also find the local baseline, the primary's best model alone, to compare with.
     Default true."""
-    data_root: Path | None
-    """With a federation file, where relative data paths start; default: next to the file, and the
-    current folder if there is no file."""
-    resume: bool
-    """With a federation file, continue from the last epoch that was saved in ``out``."""
     device: str
     """``"cpu"`` (the default) or ``"cuda"``."""
-    progress: bool | None
-    """Show progress on standard error: a bar on a terminal, a line for each stage elsewhere.
-    Default true."""
     record_mib: float | None
     """MiB of what each party receives and holds, which it records in its own folder for
     ``securevfl lab audit``; default: none."""
-    extra_figures: Callable[[], Mapping[str, Any]]
-    """Called at the end of :func:`train`; returns figures to add to the run's: ``no_privacy_test``,
-    ``combine_test`` and all metrics of both."""
 
 
 _OF_FILES: Final = ("data_root", "resume")
-_OF_BOTH: Final = ("device", "progress", "record_mib", "extra_figures")
+_OF_BOTH: Final = ("device", "record_mib", "with_alone")
+_FRAMES: Final = ("primary", "secondaries", "label", "key")
+
+SECTIONS: Final[Mapping[str, tuple[type[Any], str]]] = {
+    "privacy": (Privacy, "sv.dp.Privacy"),
+    "encoder": (EncoderSettings, "sv.EncoderSettings"),
+    "linkage": (LinkageSettings, "sv.LinkageSettings"),
+    "training": (sections.TrainingSettings, "sv.TrainingSettings"),
+    "pretraining": (PretrainingSettings, "sv.PretrainingSettings"),
+    "prediction": (sections.PredictionSettings, "sv.PredictionSettings"),
+    "mpc": (sections.MpcSettings, "sv.MpcSettings"),
+    "runtime": (sections.RuntimeSettings, "sv.RuntimeSettings"),
+}
+"""Class and public name of the settings of each section that is a keyword."""
 
 
-def estimators_of(settings: RunSettings) -> dict[str, Any]:
+def estimators_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the estimators among settings, which no federation file can name: base and top."""
     given = {name: settings.get(name) for name in ("base", "top")}
     return {name: value for name, value in given.items() if not isinstance(value, str)}
 
 
 def resolve_run(
-    by: str, parties: Any, model: Any, settings: Any, **frames: Any
+    by: str, given: Mapping[str, Any]
 ) -> tuple[FederationConfig, Mapping[str, PartyTable] | None, Path | None]:
     """Return the federation, its tables (None: as its file says) and where paths start.
+
+    Args:
+        by: The function that was called.
+        given: Its arguments by name, without those that are None.
 
     Raises:
         ConfigError: If the arguments cannot be simulated, naming the first that is wrong.
     """
-    run_options.require_known(settings, RunSettings)
-    given = [name for name, value in frames.items() if value is not None]
+    settings = {name: value for name, value in given.items() if name != "parties"}
+    parties = given.get("parties")
+    framed = [name for name in _FRAMES if name in settings]
     if isinstance(parties, run_options.FederationSource):
-        of_tables = {"model": model, **settings}
-        wrong = [
-            name
-            for name, value in of_tables.items()
-            if value is not None and name not in (*_OF_FILES, *_OF_BOTH)
-        ]
-        if wrong or given:
-            raise ConfigError(f"{(wrong + given)[0]}: the federation file says it; leave it out")
+        wrong = [name for name in settings if name not in (*_OF_FILES, *_OF_BOTH)]
+        if wrong:
+            raise ConfigError(f"{wrong[0]}: the federation file says it; leave it out")
         config, root = run_options.resolve_federation(parties, settings.get("data_root"))
         return config, None, root
     if any(settings.get(name) for name in _OF_FILES):
         raise ConfigError("resume, data_root: go with a federation file, not with tables")
-    privacy = settings.get("privacy")
-    for name, value, kind in (("model", model, FamilySettings), ("privacy", privacy, Privacy)):
-        if value is not None and not isinstance(value, kind):
-            raise ConfigError(
-                f"{name}: must be {kind.__name__}, got a {type(value).__name__}; frames go "
-                f'in by name: primary=..., secondaries=[...], label="y", key="id"'
-            )
+    frames = {name: settings.pop(name, None) for name in _FRAMES}
+    model, settings = with_model(settings.pop("model", None), settings)
     if parties is None:
         listed = tables_of_frames(settings, **frames)
-    elif given:
-        raise ConfigError(f"{given[0]}: goes with frames alone; leave out parties, or {given[0]}")
+    elif framed:
+        raise ConfigError(f"{framed[0]}: goes with frames alone; leave out parties, or {framed[0]}")
     elif settings.get("missing_columns") is not None:
         raise ConfigError("missing_columns: goes with frames alone; from_frame declares a table's")
     else:
@@ -136,6 +140,121 @@ def resolve_run(
     source = source_of([TableFacts.of(table) for table in listed], model, settings)
     tables = {table.name: with_keys_called(names, table) for table in listed}
     return parse_federation(source, file=f"{by}()"), tables, None
+
+
+def with_model(model: Any, settings: Any) -> tuple[FamilySettings | None, Any]:
+    """Return a family's settings, and the run's settings with those of its preset.
+
+    Args:
+        model: A family's name or settings, or a preset or its name; None with ``"auto"``.
+        settings: The other settings by name.
+
+    Raises:
+        ConfigError: If one is no such settings, naming it.
+    """
+    for name, (kind, public) in SECTIONS.items():
+        value = settings.get(name)
+        if not (value is None or isinstance(value, kind) or (name, value) == ("encoder", AUTO)):
+            raise ConfigError(f"{name}: must be {public}(...), got {value!r:.60}")
+    if hasattr(model, "columns"):
+        raise ConfigError(
+            f"model: must be a family's settings, got a {type(model).__name__}; frames go "
+            f'in by name: primary=..., secondaries=[...], label="y", key="id"'
+        )
+    model = None if model is None else model_of(model)
+    if not isinstance(model, PresetSettings):
+        return model, settings
+    fields = {field.name: getattr(model, field.name) for field in dataclasses.fields(model)}
+    own = fields.pop("model")
+    return own, {**fields, **{k: value for k, value in settings.items() if value is not None}}
+
+
+def model_of(model: Any, fields: Mapping[str, Any] = MappingProxyType({})) -> Any:
+    """Return a family's settings, or a preset's, of either or of its name.
+
+    Args:
+        model: ``"fet"``, ``"fedsim-paper"``, a family's settings or a preset.
+        fields: Fields of the model that come before its own.
+
+    Raises:
+        ConfigError: If there is no such model, or a field is impossible.
+    """
+    if isinstance(model, str):
+        family, _, name = model.partition("-")
+        if model in family_names() or not name or family not in family_names():
+            require_own_fields(family_named(model), fields)
+            return family_named(model).settings_from(fields)
+        return preset(family, name, **fields)
+    if isinstance(model, PresetSettings):
+        return replace(model, model=model_of(model.model, fields))
+    if not isinstance(model, FamilySettings):
+        raise ConfigError(
+            f"model: must be a family's name, its settings or a preset, got a "
+            f"{type(model).__name__}"
+        )
+    if not fields:
+        return model
+    own = family_of(model)
+    require_own_fields(own, fields)
+    return own.settings_from({**given_fields(model), **fields})
+
+
+def given_fields(settings: Any) -> dict[str, Any]:
+    """Return a dataclass's fields that are not None, by name."""
+    fields = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+_SETTING: Final = re.compile(
+    r"(?:\b({names})\.|\[({names})\] )(\w+) = (\"[^\"]*\"|\[[^\]]*\]|[\w.+-]*\w)".replace(
+        "{names}", "|".join((*SECTIONS, "model", "base"))
+    )
+)
+
+
+def python_words(text: str, model: Any = None) -> str:
+    """Return advice about a federation file's settings as keywords of Python.
+
+    ``training.epochs = 5`` and ``[training] epochs = 5`` become
+    ``training=sv.TrainingSettings(epochs=5)``.
+
+    Args:
+        text: The advice.
+        model: Settings of the run's family, whose class ``model.field`` names.
+    """
+
+    def spelled(found: "re.Match[str]") -> str:
+        section, field = found[1] or found[2], found[3]
+        value = {"true": "True", "false": "False"}.get(found[4], found[4])
+        if section == "base":
+            return f"{section}={value}"
+        kind = (
+            type(model).__name__.removesuffix("Config")
+            if isinstance(model, FamilySettings)
+            else "..."
+        )
+        public = f"sv.models.{kind}" if section == "model" else SECTIONS[section][1]
+        return f"{section}={public}({field}={value})"
+
+    return re.sub(rf"\[({'|'.join(SECTIONS)})\]", r"\1=", _SETTING.sub(spelled, text))
+
+
+@contextlib.contextmanager
+def in_python_words(given: Mapping[str, Any]) -> Iterator[None]:
+    """Let errors speak of keywords, where tables came from Python and no file says settings.
+
+    Args:
+        given: The arguments of the call.
+    """
+    try:
+        yield
+    except SecureVflError as error:
+        if not isinstance(given.get("parties"), run_options.FederationSource):
+            model = given.get("model")
+            with contextlib.suppress(SecureVflError):
+                model = with_model(model, {})[0]
+            error.args = (python_words(str(error), model), *error.args[1:])
+        raise
 
 
 def _list_tables(parties: Any) -> Sequence[PartyTable]:
@@ -223,7 +342,7 @@ def source_of(
     base, top = settings.get("base"), settings.get("top")
     auto = encoder == AUTO
     if model is None and not auto:
-        raise ConfigError("model: must be given, for example securevfl.models.FeT()")
+        raise ConfigError('model: must be given, such as "fet" or securevfl.models.FeT()')
     privacy = settings.get("privacy")
     if privacy is None:
         raise ConfigError('privacy: must be given; Privacy(mechanism="none") promises nothing')
@@ -256,6 +375,11 @@ def source_of(
         "pretraining": _as_table(settings.get("pretraining") or PretrainingSettings()),
         "privacy": _as_table(privacy),
         "prediction": _as_table(settings.get("prediction") or sections.PredictionSettings()),
+        **{
+            name: _as_table(settings[name])
+            for name in ("mpc", "runtime")
+            if settings.get(name) is not None
+        },
         "base": sections.base_source(sections.BaseSettings().estimator if base is None else base),
         "linkage": _as_table(_linkage_of(settings)),
         "party": tables,

@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import pandas as pd
 from torch import Tensor
@@ -42,6 +42,9 @@ from securevfl.runtime.primary_run import PrimaryRun, measure_run
 from securevfl.runtime.run_options import RunOptions, require_precision
 from securevfl.runtime.run_tables import table_warnings
 from securevfl.runtime.trained_run import RequestSettings, TrainedRun
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -109,6 +112,36 @@ class RunResult(Summarised):
         if self.trained is None:
             raise ConfigError("the run has pretrained encoders, and there is no model to predict")
         return self.trained.predict(rows, **request)
+
+    def report(self) -> Path:
+        """Write the report page of this run, and return its path in the run folder.
+
+        A temporary folder is there as long as the result is: copy the page, or give the run
+        ``out``.
+
+        Raises:
+            ConfigError: If the run has only pretrained, or its folder is gone.
+
+        Reveals:
+            Nothing: it is made of what the run's folder holds.
+        """
+        if self.trained is None:
+            raise ConfigError("the run has pretrained encoders; its figures are run.metrics")
+        from securevfl.desk.report.page import write_report  # plots take long to load
+
+        return write_report(self.trained.folder, self.trained.config)
+
+    def plot(self) -> "Figure":
+        """Return a matplotlib figure of the metric over epochs, next to the local baseline.
+
+        Raises:
+            ConfigError: If the run has only pretrained.
+        """
+        if "metric" not in self.metrics:
+            raise ConfigError("the run has pretrained encoders; its figures are run.metrics")
+        from securevfl.desk.report.page import metric_figure  # plots take long to load
+
+        return metric_figure(self.metrics, self.history)
 
     def features(self, *, own: bool = False) -> pd.DataFrame:
         """Return what a frozen run has released, for models of the primary's own.

@@ -390,13 +390,17 @@ def features(
     return trained_run(run, **source).features(own=own)
 
 
-def trained_run(run: str | Path, **source: Unpack[RunSource]) -> TrainedRun:
+def trained_run(run: Any, **source: Unpack[RunSource]) -> TrainedRun:
     """Return a run whose models are to predict; see :func:`predict`.
 
     Raises:
         ConfigError: If the folder is not that of a run.
     """
     run_options.require_known(source, RunSource)
+    if not isinstance(run, str | Path):
+        raise ConfigError(
+            f"run: must be a run folder or the result of sv.simulate, got a {type(run).__name__}"
+        )
     path, federation = Path(run) / "federation.toml", source.get("federation")
     if federation is None and not path.exists():
         raise ConfigError(f"run folder {run}: has no {path.name}; is it that of a finished run?")

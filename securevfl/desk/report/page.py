@@ -3,9 +3,9 @@
 A secondary's own page is made from the federation file and that party's own facts and ledger.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from securevfl.config.disclosure import channels
 from securevfl.config.federation import FederationConfig
@@ -34,6 +34,9 @@ from securevfl.federation.run_plan import predictions_in_words
 from securevfl.models.task_metrics import metrics_of
 from securevfl.runtime import run_folder
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 _MOST_SECONDARIES = 3
 
 
@@ -52,12 +55,7 @@ def write_report(run: Path, config: FederationConfig | None = None) -> Path:
     epsilon = epsilon_by_release(run / metrics["ledger"], metrics["run"])
     privacy, evaluation = metrics["privacy"], metrics["evaluation"]
     figures = [
-        plots.metric_plot(
-            history,
-            metric=metrics["metric"],
-            alone=metrics["alone_test"],
-            name=f"{run_folder.alone_in_words(metrics)}, test",
-        ),
+        plots.svg(metric_figure(metrics, history)),
         plots.loss_plot(history),
     ]
     if epsilon and privacy["epsilon"] is not None:
@@ -113,6 +111,21 @@ def write_report(run: Path, config: FederationConfig | None = None) -> Path:
             write_pictures(party)
     write_secondary_pages(run, config)
     return path
+
+
+def metric_figure(metrics: Mapping[str, Any], history: Sequence[Mapping[str, float]]) -> "Figure":
+    """Return a figure of a run's metric over epochs, next to the local baseline.
+
+    Args:
+        metrics: Content of ``metrics.json``.
+        history: One mapping an epoch.
+    """
+    return plots.metric_figure(
+        history,
+        metric=metrics["metric"],
+        alone=metrics["alone_test"],
+        name=f"{run_folder.alone_in_words(metrics)}, test",
+    )
 
 
 def write_pictures(party: Path) -> Path:

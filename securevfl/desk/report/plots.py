@@ -102,10 +102,10 @@ _DARK = 0.5
 _LONGEST_NAME = 18
 
 
-def metric_plot(
+def metric_figure(
     history: Sequence[Mapping[str, float]], *, metric: str, alone: float | None, name: str
-) -> str:
-    """Return a plot of the metric over epochs, with the primary alone as a line called `name`."""
+) -> Figure:
+    """Return a figure of the metric over epochs, with the primary alone as a line called `name`."""
     figure, axes = new_axes(f"{metric} by epoch", "epoch", metric)
     epochs = [row["epoch"] for row in history]
     style = by_count(axes, epochs)
@@ -114,7 +114,7 @@ def metric_plot(
     if alone is not None:
         axes.axhline(alone, color=ORANGE, linestyle="--", label=name)
     axes.legend(fontsize=8, frameon=False)
-    return svg(figure)
+    return figure
 
 
 def loss_plot(history: Sequence[Mapping[str, float]]) -> str:

@@ -95,7 +95,6 @@ T = TypeVar("T")
 _MEETING_S: Final = 120.0
 """Seconds that processes wait for one another before a training."""
 _POLL_S: Final = 0.02
-_OF_FILES: Final = ("resume", "data_root", "progress", "extra_figures")
 
 
 @dataclass(kw_only=True, eq=False)
@@ -138,10 +137,8 @@ class ThisParty:
             To the others: its name, its key columns' names and the number of its classes; then
             what a real federation reveals.
         """
-        for name in _OF_FILES:
-            if name in settings:
-                raise errors.ConfigError(f"{name}: does not go with a party program")
         run_options.require_known(settings, run_settings.RunSettings)
+        model, settings = run_settings.with_model(model, settings)
         own = identities.Identity.create(
             self._name(table, settings), valid_days=identities.SHORT_LIVED_DAYS
         )

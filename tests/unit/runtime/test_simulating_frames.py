@@ -66,7 +66,7 @@ def test_a_wrong_type_gets_one_line_that_names_the_argument() -> None:
     bank, bureau = frames()
     by_name: dict[str, Any] = {"primary": bank, "secondaries": [bureau], "label": "y", "key": "id"}
     for arguments, more, message in (
-        ((bank, bureau), {}, "model: must be FamilySettings, got a DataFrame"),
+        ((bank, bureau), {}, "model: must be a family's settings, got a DataFrame"),
         (([bank, bureau], MODEL), FREE, "parties: number 1 is a DataFrame"),
         ((bank, MODEL), FREE, "parties: number 1 is a DataFrame"),
         ((None, MODEL), {**FREE, **by_name, "secondaries": bureau}, "secondaries: must be a list"),
@@ -76,7 +76,11 @@ def test_a_wrong_type_gets_one_line_that_names_the_argument() -> None:
         ((None, MODEL), {**FREE, **by_name, "label": "z"}, "z"),
         ((None, MODEL), {**FREE, **by_name, "key": None}, "key: must name the columns"),
         ((None, MODEL), {**FREE, **by_name, "key": {"primary": "id"}}, "key: has none for 'sec"),
-        ((None, MODEL), {**FREE, **by_name, "privacy": 8.0}, "privacy: must be Privacy, got a flo"),
+        (
+            (None, MODEL),
+            {**FREE, **by_name, "privacy": 8.0},
+            "privacy: must be sv.dp.Privacy(...), got 8.0",
+        ),
         (
             (None, MODEL),
             {**FREE, **by_name, "missing_columns": ["b"]},
@@ -92,7 +96,6 @@ def test_a_wrong_type_gets_one_line_that_names_the_argument() -> None:
             {**FREE, **by_name, "bounds": {"secondary1": [0, 1]}},
             "bounds: 'secondary1' is no party; they are 'primary', 'secondary-1'; did you mean",
         ),
-        ((None, MODEL), {**FREE, **by_name, "traning": 1}, "did you mean 'training'"),
         ((None, MODEL), FREE, "primary: must be given"),
     ):
         with pytest.raises(sv.SecureVflError) as caught:
