@@ -657,8 +657,8 @@ def choose_symbols(
 
 
 _KEPT_BY_CLASS: Final = 0.55
-"""Part of what directions say that the nearest class says, of ten classes without noise: measured
-in research/class_means/README.md."""
+"""Part of what directions say of a record that its nearest class says, measured without noise on
+digits between five parties (research, "Votes of classes")."""
 
 
 @lru_cache(maxsize=256)

@@ -44,7 +44,7 @@ def build_encoder(
     """
     if config.encoder_reads_labels and num_features > frozen.MOST_FEATURES:
         raise DataError(
-            f"table of {party.name!r}: has {num_features:,} features, and class means take at most "
+            f"table of {party.name!r}: has {num_features:,} features, and its encoder takes at most "
             f"{frozen.MOST_FEATURES:,}; exclude columns, or declare fewer words"
         )
     if config.scores:

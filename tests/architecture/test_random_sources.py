@@ -44,7 +44,6 @@ STREAM_ORDER = (RUN_STREAM, ".permutation")
 # What of it may be drawn again by whoever knows the run's seed, which all parties do; or by a test.
 LISTED = {
     "federation/build.py _initialise_model": ("first weights", RUN_SEED, "torch.random.fork_rng"),
-    "federation/encoder_fitting.py projection_of": ("a public projection", RUN_SEED),
     "stages/pretraining/augment.py CorruptedFeatures.__call__": ("views", "torch.randint"),
     "stages/pretraining/augment.py CorruptedFeatures._replace_words": ("views", "torch.rand"),
     "stages/pretraining/augment.py _Draws.uniform": ("views", "torch.rand"),
