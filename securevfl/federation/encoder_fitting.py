@@ -44,8 +44,8 @@ def build_encoder(
     """
     if config.encoder_reads_labels and num_features > frozen.MOST_FEATURES:
         raise DataError(
-            f"table of {party.name!r}: has {num_features:,} features, and its encoder takes at most "
-            f"{frozen.MOST_FEATURES:,}; exclude columns, or declare fewer words"
+            f"table of {party.name!r}: has {num_features:,} features, and its encoder takes "
+            f"{frozen.MOST_FEATURES:,} at most; exclude columns, or declare fewer words"
         )
     if config.scores:
         return frozen.ScoreBottom(

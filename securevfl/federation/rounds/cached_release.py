@@ -99,9 +99,8 @@ class CachedRelease:
         del firsts
         return drawn
 
-    @property
-    def secret(self) -> bytes:
-        """Secret that draws follow from, of this release alone.
+    def take_secret(self) -> bytes:
+        """Return the secret that draws follow from, of this release alone.
 
         Raises:
             PrivacyError: If the release is not settled.
@@ -328,7 +327,7 @@ class CountedRelease:
     texts: Sequence[str | None] | None = None
     """Each row's key, where a key's records follow from it and the table alone: it is answered N
     times, and then as the last time. None: each request has answers of its own."""
-    secret: bytes = field(default_factory=lambda: os.urandom(_SECRET), init=False, repr=False)
+    _secret: bytes = field(default_factory=lambda: os.urandom(_SECRET), init=False, repr=False)
     """Secret that draws follow from, of this request alone."""
     _charged: LinkTable | None = field(default=None, init=False)
     """Links of the round that is paid for."""
@@ -340,6 +339,10 @@ class CountedRelease:
     def first_rows(self, rows: Int64[np.ndarray, " batch"]) -> Int64[np.ndarray, " batch"]:
         """Return the first row of each row's key."""
         return rows if self.firsts is None else self.firsts[rows]
+
+    def take_secret(self) -> bytes:
+        """Return the secret that draws follow from, of this request alone."""
+        return self._secret
 
     def charge(
         self, *, round_number: int, rows: Int64[np.ndarray, " batch"], purpose: str

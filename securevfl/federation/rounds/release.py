@@ -33,9 +33,8 @@ class Charge(Protocol):
 class KeyedRelease(Charge, Protocol):
     """Any charge of rows that are released once a key."""
 
-    @property
-    def secret(self) -> bytes:
-        """32 random bytes that this release's draws follow from, and no other's."""
+    def take_secret(self) -> bytes:
+        """Return 32 random bytes that this release's draws follow from, and no other's."""
         ...
 
     def first_rows(self, rows: Int64[np.ndarray, " batch"]) -> Int64[np.ndarray, " batch"]:
@@ -71,7 +70,7 @@ class KeySymbols:
             self.noise.cells_of(values.double().cpu().numpy()),
             self.keys.first_rows(rows),
         )
-        drawn = self.noise.draw(cells, firsts, secret=self.keys.secret)
+        drawn = self.noise.draw(cells, firsts, secret=self.keys.take_secret())
         numbers = self.noise.values_of(self.keys.keep_symbols(firsts, drawn))
         sent = torch.zeros_like(values)
         sent[:, 0] = torch.from_numpy(numbers).to(values)

@@ -142,7 +142,8 @@ def test_more_symbols_and_smaller_odds_cost_more() -> None:
 class NoCharge:
     """Rows that each have a key of their own."""
 
-    secret = bytes(32)
+    def take_secret(self) -> bytes:
+        return bytes(32)
 
     def charge(self, **_: object) -> float:
         return 0.0

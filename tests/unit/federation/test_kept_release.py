@@ -231,12 +231,12 @@ def test_draws_follow_from_the_release_in_every_session(tmp_path: Path) -> None:
     firsts = np.arange(60) // 2 * 2
     with Session(tmp_path, firsts=firsts) as kept:
         with pytest.raises(PrivacyError, match="before it was fixed"):
-            _ = kept.secret
+            _ = kept.take_secret()
         kept.settle()
-        first = kept.secret
+        first = kept.take_secret()
     with Session(tmp_path, firsts=np.arange(60)) as kept:
         kept.settle()
-        assert kept.secret == first
+        assert kept.take_secret() == first
         assert kept.first_rows(np.array([3, 4])).tolist() == [2, 4]
 
 
@@ -253,7 +253,7 @@ def test_models_share_no_draws_though_a_secret_is_copied(tmp_path: Path) -> None
         mine, theirs = (each._read("release.pt") for each in (kept, other))
         assert mine is not None
         assert theirs is not None
-        secret = kept.secret
+        secret = kept.take_secret()
         theirs["keys"] = mine["keys"]
         theirs["digest"] = other._digest(theirs)
         other._write("release.pt", theirs)
@@ -262,7 +262,7 @@ def test_models_share_no_draws_though_a_secret_is_copied(tmp_path: Path) -> None
         for session in other.ledger._sessions:
             session.release = None
         other.settle()
-        assert other.secret != secret
+        assert other.take_secret() != secret
     with Session(folders[1]) as other:
         state = other._read("release.pt")
         assert state is not None
