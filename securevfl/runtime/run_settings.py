@@ -156,7 +156,7 @@ def with_model(model: Any, settings: Any) -> tuple[FamilySettings | None, Any]:
         value = settings.get(name)
         if not (value is None or isinstance(value, kind) or (name, value) == ("encoder", AUTO)):
             raise ConfigError(f"{name}: must be {public}(...), got {value!r:.60}")
-    if hasattr(model, "columns"):
+    if hasattr(model, "columns") and not isinstance(model, FamilySettings):
         raise ConfigError(
             f"model: must be a family's settings, got a {type(model).__name__}; frames go "
             f'in by name: primary=..., secondaries=[...], label="y", key="id"'

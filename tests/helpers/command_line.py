@@ -11,6 +11,7 @@ from securevfl.cli.main import main
 
 REPORTED = re.compile(
     r"securevfl: (warning: |links of |(about )?\d+ % of the [\d,]+ rows are linked at )"
+    r"|\d+ runs?, kept in .*: tables first$"
 )
 """What a run may say beside its complaint."""
 
@@ -21,6 +22,7 @@ PROGRESS = (
     "waiting for parties",
     "epoch ",
     "done ",
+    "begun: ",
 )
 
 

@@ -26,6 +26,7 @@ from securevfl.dp.symbols import SymbolNoise, SymbolPlan, largest_loss, symbols_
 from securevfl.federation.rounds.cached_release import CachedRelease, CountedRelease
 from securevfl.federation.rounds.release import KeySymbols
 from securevfl.ledger.chain import ChainedFile
+from securevfl.ledger.ledger import Ledger
 from securevfl.ledger.ledger_file import RecordCounts
 from securevfl.linkage.metrics.metric import KeySpec
 from securevfl.linkage.spec import ChoiceSpec, LinkageSecret, LinkedSecondary
@@ -112,11 +113,28 @@ def ask(release: Any, rows: Sequence[int], number: int) -> list[int]:
     return [int(score > 0) for score in sent]
 
 
+class FreeLedger(Ledger):
+    """A ledger that charges nothing, with the counts of one table."""
+
+    released_rows = np.zeros(0, np.int64)
+    epsilon_spent = 0.0
+    record_counts = None
+
+    def __init__(self, counts: RecordCounts | None = None) -> None:
+        self.record_counts = counts
+
+    def charge(self, **_: Any) -> float:
+        return 0.0
+
+    def require_same_release(self, digest: str) -> None:
+        del digest
+
+
 def predicted(asks: Asks, records: Sequence[str], kind: str, most: int) -> Sent:
     """Return what a secondary sends to a primary that asks on and on, two rows a round."""
     own = KeyTable(name="bank", columns={"id": np.array([*records], object)})
     counts = RecordCounts(None, ChainedFile(None), own, last=None)
-    ledger: Any = SimpleNamespace(record_counts=counts, charge=lambda **_: 0.0)
+    ledger = FreeLedger(counts)
     sent: Sent = ()
     while (asked := asks(sent)) is not None:
         links = linked(tuple(asked), tuple(records), kind)
@@ -132,15 +150,9 @@ def trained(asks: Asks, records: Sequence[str], kind: str, most: int) -> Sent:
     del most
     asked = asks(()) or ()
     links = linked(tuple(asked), tuple(records), kind)
-    ledger: Any = SimpleNamespace(
-        released_rows=np.zeros(0, np.int64),
-        epsilon_spent=0.0,
-        charge=lambda **_: 0.0,
-        require_same_release=lambda _digest: None,
-    )
     release = CachedRelease(
         None,
-        ledger,
+        FreeLedger(),
         bottom=torch.nn.Linear(1, 1),
         links=links.source,
         records={},
