@@ -268,7 +268,9 @@ def test_a_table_that_changed_is_refused(tmp_path: Path) -> None:
     cells = lines[5].split(",")
     lines[5] = ",".join([*cells[:-1], "0.125"])
     table.write_text("\n".join(lines) + "\n")
-    with pytest.raises(PrivacyError, match=r"table or its keys are others.*restore them"):
+    with pytest.raises(
+        PrivacyError, match=r"table, its keys or release\.pt are others.*restore them"
+    ):
         run(path, out, resume=True)
 
 
