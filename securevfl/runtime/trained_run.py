@@ -120,7 +120,6 @@ class TrainedRun(SavedRun):
         model = self.model(self.config.primary.name)
         absent = absent_names(self.config, active)
         measured = self._measured_without(absent, observe) if absent else None
-        _warn_of(named.table, observe)
         none_left = active is not None and not active
         if none_left or (measured is not None and measured["used"] == "alone"):
             # The primary alone does better than those that are left, or has to.

@@ -184,7 +184,9 @@ def test_words_that_the_model_does_not_know_are_counted(tmp_path: Path) -> None:
     assert told.unknown_words == read.unknown_words == {"job": 2}
     assert [one.text for one in heard if isinstance(one, Warned)] == [
         "bank: 2 of 4 cells of column 'job' hold words that the model does not know; they count "
-        "as none of its words"
+        "as none of its words",
+        "bank: column 'job' is empty in 1 of 4 new rows, and in none of training; a value that "
+        "stands for it is filled in, so the model has learned nothing about such rows",
     ]
     assert summary_of(read, tmp_path / "new.csv")["unknown_words"] == {"job": 2}
     assert result.predict(own.iloc[:4]).unknown_words == {}

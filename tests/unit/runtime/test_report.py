@@ -12,7 +12,7 @@ from securevfl import read_federation
 from securevfl.core.column_names import keys_in_clear
 from securevfl.desk.report import plots
 from securevfl.desk.report.page import write_report
-from securevfl.desk.report.plots import epsilon_plot, loss_plot, metric_plot
+from securevfl.desk.report.plots import epsilon_plot, loss_plot, metric_figure, svg
 from securevfl.dp.statement import suspicion_in_words
 from securevfl.testing import run_in_process, write_federation
 
@@ -26,7 +26,7 @@ def test_a_curve_of_one_epoch_is_drawn() -> None:
     one = [{"epoch": 1, "train": 0.5, "validation": 0.6, "loss": 0.7}]
     two = [*one, {**one[0], "epoch": 2}]
     for draw in (
-        lambda rows: metric_plot(rows, metric="auc", alone=None, name=""),
+        lambda rows: svg(metric_figure(rows, metric="auc", alone=None, name="")),
         loss_plot,
         lambda rows: epsilon_plot([row["epoch"] for row in rows], [1.0] * len(rows), budget=None),
     ):
@@ -36,9 +36,8 @@ def test_a_curve_of_one_epoch_is_drawn() -> None:
         assert paths[0] > 0
         assert re.search(r'clip-path="[^"]*">\s*<use', draw(one))
         assert not re.search(r'clip-path="[^"]*">\s*<use', draw(two))
-    assert ">the primary alone<" in metric_plot(
-        one, metric="auc", alone=0.5, name="the primary alone"
-    )
+    alone = metric_figure(one, metric="auc", alone=0.5, name="the primary alone")
+    assert ">the primary alone<" in svg(alone)
 
 
 def test_a_report_says_when_and_of_which_rows(tmp_path: Path) -> None:
