@@ -32,7 +32,8 @@ def test_a_curve_of_one_epoch_is_drawn() -> None:
     ):
         assert "1.02" not in draw(one)
         # Axes have markers for ticks, and the only point of a curve has one too.
-        paths = [svg.count("clip-path") - svg.count("<clipPath") for svg in (draw(one), draw(two))]
+        plots = draw(one), draw(two)
+        paths = [plot.count("clip-path") - plot.count("<clipPath") for plot in plots]
         assert paths[0] > 0
         assert re.search(r'clip-path="[^"]*">\s*<use', draw(one))
         assert not re.search(r'clip-path="[^"]*">\s*<use', draw(two))
