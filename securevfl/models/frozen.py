@@ -24,6 +24,7 @@ from securevfl.models.family import Present, RecordFeatures, RecordKeys
 MOST_FEATURES: Final = 4096
 """Most features of a record with class means: class sums have a number for each of them."""
 
+_MOST_LENGTH: Final = 6
 _SMALLEST: Final = 1e-12
 
 
@@ -42,6 +43,16 @@ class RecordShape:
         return np.array([place for places in self.words for place in places], dtype=np.int64)
 
     @property
+    def word_lengths(self) -> Float64[np.ndarray, " words"]:
+        """Length that each word has in class sums, of a column of L words ``0.8 sqrt(min(L, 6))``.
+
+        So no column of words takes more of a record's length than L numbers do, or six: longer
+        ones would add to the noise in numbers more than they take off the noise in words.
+        """
+        sizes = np.array([len(column) for column in self.words for _ in column], dtype=np.float64)
+        return 0.8 * np.sqrt(np.minimum(sizes, _MOST_LENGTH))
+
+    @property
     def plain_places(self) -> Int64[np.ndarray, " plain"]:
         """Places of all other features."""
         return np.setdiff1d(np.arange(self.features), self.word_places)
@@ -49,12 +60,12 @@ class RecordShape:
     def arrange(
         self, features: Float[np.ndarray, "records features"]
     ) -> Float64[np.ndarray, "records features"]:
-        """Return records as class sums take them: numbers, then words as 0 and 1.
+        """Return records as class sums take them: numbers, then words, 0 or of their lengths.
 
         Args:
             features: Within [-1, 1], words at either end.
         """
-        words = (features[:, self.word_places] + 1) / 2
+        words = (features[:, self.word_places] + 1) / 2 * self.word_lengths
         return np.concatenate([features[:, self.plain_places], words], axis=1, dtype=np.float64)
 
     def restore(self, directions: "Directions") -> "Directions":
@@ -63,8 +74,8 @@ class RecordShape:
         centre, weights = np.empty(self.features), np.empty_like(directions.weights)
         centre[plain], centre[words] = np.split(directions.centre, [len(plain)])
         weights[plain], weights[words] = np.split(directions.weights, [len(plain)])
-        centre[words] = 2 * centre[words] - 1
-        weights[words] /= 2
+        centre[words] = 2 * centre[words] / self.word_lengths - 1
+        weights[words] *= self.word_lengths[:, None] / 2
         return Directions(centre=centre, weights=weights)
 
 
@@ -164,6 +175,8 @@ class ScoreBottom(nn.Module):
         self.reach: Tensor
         self.register_buffer("plain", torch.from_numpy(plain))
         self.register_buffer("words", torch.from_numpy(words))
+        self.lengths: Tensor
+        self.register_buffer("lengths", torch.from_numpy(shape.word_lengths))
         self.register_buffer("weights", torch.zeros(shape.features, dtype=torch.float64))
         self.register_buffer("radius", torch.ones((), dtype=torch.float64))
         self.register_buffer("reach", torch.ones((), dtype=torch.float64))
@@ -184,9 +197,12 @@ class ScoreBottom(nn.Module):
     def records(
         self, features: Float[Tensor, "*records features"]
     ) -> Float64[Tensor, "*records features"]:
-        """Return the records: normal quantiles of numbers, then 1 for each word that is there."""
+        """Return the records: normal quantiles of numbers, then lengths of words that are there."""
         mapped: Tensor = self.columns(self.numbers(features))
-        there = (features.index_select(-1, self.words) > self.above).double()
+        if not len(self.words):
+            # An ONNX graph takes an empty tensor for one of whole numbers.
+            return mapped
+        there = (features.index_select(-1, self.words) > self.above).double() * self.lengths
         return torch.cat([mapped, there], dim=-1)
 
     def fit_weights(
@@ -201,7 +217,9 @@ class ScoreBottom(nn.Module):
 
         A difference w of means, of variance s^2 by sampling and noise where it should be 0, is
         multiplied by ``w^2 / (w^2 + s^2)``, as Wiener's filter has it. A word's log odds are drawn
-        towards none by ``2 + 2 noise_std`` more records of all classes' odds.
+        towards none by 2 more rows of all classes' odds, and by as many as make noise's variance in
+        them at most 1, that of log odds which are worth a word: ``s^2 / n (1/r^2 + 1/(1 - r)^2)``
+        with noise s in a count, n rows a word, and r the share of the second class.
 
         Args:
             counts: Rows of each class, at least 1.
@@ -211,17 +229,21 @@ class ScoreBottom(nn.Module):
         """
         plain = len(self.plain)
         weights = means[1] - means[0]
-        numbers, sums = weights[:plain], means[:, plain:] * counts[:, None]
+        lengths = self.shape.word_lengths
+        numbers, sums = weights[:plain], means[:, plain:] * counts[:, None] / lengths
         variance = (1 / counts).sum() + np.square(noise_std / counts).sum()
         numbers *= np.square(numbers) / (np.square(numbers) + variance)
-        share, drawn = counts[1] / counts.sum(), 2 + 2 * noise_std
+        share = counts[1] / counts.sum()
+        sizes = np.array([len(column) for column in self.shape.words for _ in column])
+        noise = np.square(noise_std / lengths) * (1 / share**2 + 1 / (1 - share) ** 2)
+        drawn = 2 + noise * sizes / counts.sum()
         first, second = np.maximum(sums, 0)
         odds = (second + drawn * share) / (first + drawn * (1 - share))
-        weights[plain:] = np.log(odds * (1 - share) / share)
+        weights[plain:] = np.log(odds * (1 - share) / share) / lengths
         self.weights.copy_(torch.from_numpy(weights))
         self.radius.fill_(radius)
         ends = np.cumsum([len(column) for column in self.shape.words])[:-1]
-        by_column = np.split(np.abs(weights[plain:]), ends)
+        by_column = np.split(np.abs(weights[plain:] * lengths), ends)
         largest = sum(float(column.max(initial=0.0)) for column in by_column)
         self.reach.fill_(max(radius * float(np.linalg.norm(numbers)) + largest, _SMALLEST))
 

@@ -50,7 +50,10 @@ def scale_of(shape: frozen.RecordShape) -> float:
     Without it their words, of which a record has one a column, would count as d numbers, and have
     the noise of d.
     """
-    squares = RADIUS**2 * len(shape.plain_places) + len(shape.words)
+    # A record has one word a column, and all words of a column have one length.
+    sizes = np.array([len(column) for column in shape.words for _ in column])
+    longest = float((np.square(shape.word_lengths) / sizes).sum())
+    squares = RADIUS**2 * len(shape.plain_places) + longest
     return RADIUS * math.sqrt(shape.features / squares)
 
 

@@ -48,9 +48,9 @@ def test_encoders_are_those_of_one_process(labels: str, tmp_path: Path) -> None:
             assert torch.equal(between[name], value), name
 
 
-def test_words_take_the_noise_of_one_number_a_column() -> None:
-    """However many words a column has; a record fills the same ball as one of numbers."""
+def test_words_take_the_noise_of_six_numbers_a_column_at_most() -> None:
+    """Of six at most, however many words a column has; a record fills the ball of its numbers."""
     shape = RecordShape(features=103, words=(range(1, 101), (101, 102)))
-    longest = np.sqrt(RADIUS**2 * 1 + 2)
+    longest = RADIUS * np.sqrt(1 + 6 + 2)
     assert scale_of(shape) * longest == pytest.approx(RADIUS * np.sqrt(103))
     assert scale_of(RecordShape(features=5)) == 1

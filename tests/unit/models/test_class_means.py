@@ -18,7 +18,8 @@ def test_directions_of_arranged_records_are_directions_of_features() -> None:
     shape = RecordShape(features=6, words=((4, 1), (2,)))
     features = rng.choice([-1.0, 1.0], size=(9, 6))
     arranged = shape.arrange(features)
-    assert arranged[:, 3:].tolist() == ((features[:, [4, 1, 2]] + 1) / 2).tolist()
+    lengths = 0.8 * np.sqrt([2, 2, 1])
+    np.testing.assert_allclose(arranged[:, 3:], (features[:, [4, 1, 2]] + 1) / 2 * lengths)
     directions = Directions(centre=rng.normal(size=6), weights=rng.normal(size=(6, 3)))
     restored = shape.restore(directions)
     np.testing.assert_allclose(

