@@ -53,7 +53,15 @@ FRONTIER: Final = {
 }
 """Tables of accuracy against epsilon, by file."""
 
-FRONTIER_IN_FULL: Final = {"frontier-digits": "digits, 5 parties, accuracy", **FRONTIER}
+FRONTIER_IN_FULL: Final = {
+    "frontier-digits": "digits, 5 parties, accuracy",
+    **FRONTIER,
+    "frontier-denials": "denied mortgages (Hdma), AUC",
+    "frontier-medicines": "any medicine bought (VietNamI), AUC",
+    "frontier-doctors": "any doctor's visit (DoctorAUS), AUC",
+    "frontier-spending": "log spending (VietNamH), RMSE",
+    "frontier-hours": "wives' hours (Workinghours), RMSE",
+}
 
 FRONTIER_OF_NOTHING: Final = {
     "frontier-fate_breast": "fate_breast, AUC",

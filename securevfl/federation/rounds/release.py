@@ -66,10 +66,8 @@ class KeySymbols:
         self, values: Float[Tensor, "batch links numbers"], rows: Int64[np.ndarray, " batch"]
     ) -> Float[Tensor, "batch links numbers"]:
         """Return each row's symbol as the numbers of its first slot; other slots are zero."""
-        cells, firsts = (
-            self.noise.cells_of(values.double().cpu().numpy()),
-            self.keys.first_rows(rows),
-        )
+        cells = self.noise.cells_of(values.double().cpu().numpy())
+        firsts = self.keys.first_rows(rows)
         drawn = self.noise.draw(cells, firsts, secret=self.keys.take_secret())
         numbers = self.noise.values_of(self.keys.keep_symbols(firsts, drawn))
         sent = torch.zeros_like(values)
