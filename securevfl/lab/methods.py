@@ -162,7 +162,8 @@ def method_source(
     """Return the federation file as one method sees it, and what of it is left out.
 
     A family other than the file's own takes from ``[model]`` what means the same in both. A preset
-    of its table comes before what the file says, but for what is equal for all methods.
+    of its table comes before what the file says, but for what is equal for all methods, and for how
+    long they train.
 
     Args:
         source: The parsed federation file.

@@ -23,6 +23,7 @@ from securevfl.lab.comparison import (
     table_rows,
     write_comparison,
 )
+from securevfl.lab.methods import as_published_source, method_source_of
 from securevfl.lab.one_run import LeftOut, Recipe, Run, StudyOptions, markdown, run_config
 from securevfl.runtime import primary_run
 from securevfl.testing import read_tables, run_in_process, write_federation
@@ -480,3 +481,19 @@ def test_methods_of_a_seed_begin_at_one_base(
         again = run_in_process(config, own, tables=tables, with_alone=True)
         for metrics in METRICS:
             assert one[metrics] == again.metrics[metrics]
+
+
+@pytest.mark.parametrize("as_published", [False, True])
+def test_a_preset_trains_as_long_as_the_file_unless_its_own_length_is_asked_for(
+    tmp_path: Path, as_published: bool
+) -> None:
+    """Like is compared with like: a paper's hundred epochs are no method."""
+    config = read_federation(write_federation(tmp_path, **SMALL))
+    if as_published:
+        config = dataclasses.replace(
+            config, source=as_published_source(config.source, ["fet-paper"])
+        )
+    own, notes = method_source_of(config, "fet-paper")
+    length = own["training"]["epochs"], own["training"]["batch_size"]
+    assert length == ((100, 128) if as_published else (2, 32))
+    assert any("not the published epochs = 100" in note for note in notes) is not as_published
