@@ -26,6 +26,7 @@ from securevfl.federation.saved_model import FOLDER, SavedModel, load_model
 from securevfl.models.alone.choice import mix_outputs
 from securevfl.models.family import share_of_base
 from securevfl.models.fitted_top import FittedTop, MixedTop
+from securevfl.runtime.run_tables import schema_of
 from securevfl.version import __version__
 
 NOT_PRIVATE = (
@@ -115,6 +116,7 @@ def part_of(config: FederationConfig, model: SavedModel) -> ExportedPart:
         keys=np.zeros((1, keys)),
         feature_names=model.features,
         features=np.zeros((1, len(model.features)), dtype=np.float32),
+        schema=None if model.schema is None else schema_of(model),
     )
     if model.role == "secondary":
         return _secondary(config, model, table)

@@ -18,6 +18,7 @@ from helpers.fixed_entropy import fixed_entropy
 
 import securevfl as sv
 from securevfl.config.reading import read_federation
+from securevfl.data.scaling import ColumnSettings
 from securevfl.dp.symbols import normal_scores
 from securevfl.federation.saved_model import FOLDER, load_model
 from securevfl.models.fitted_top import TiedTop
@@ -209,3 +210,36 @@ def test_tables_in_memory_vote_by_one_word() -> None:
         with_alone=False,
     )
     assert dealt.metrics["privacy"]["labels"]["mechanism"] == "shares"
+
+
+def test_an_encoder_that_reads_words_is_exported(tmp_path: Path, capfd: Capture) -> None:
+    """It sends another number for a record with another word, and as many numbers as words."""
+    draw = np.random.default_rng(0)
+    word, ids = draw.integers(0, 3, 200), [f"id {number}" for number in range(200)]
+    partner = pd.DataFrame({"id": ids, "x": draw.normal(size=200), "word": [f"w{w}" for w in word]})
+    own = pd.DataFrame({"id": ids, "a": draw.normal(size=200), "y": word + draw.normal(size=200)})
+    words = ColumnSettings(categories={"word": ["w0", "w1", "w2"]})
+    sv.simulate(
+        [
+            sv.data.from_frame(own, name="bank", key="id", label="y"),
+            sv.data.from_frame(partner, name="bureau", key="id", columns=words),
+        ],
+        privacy=sv.dp.Privacy(epsilon=8.0, delta=1e-5),
+        encoder="auto",
+        top="tied",
+        base="linear",
+        bounds={"bureau": {"x": [-4.0, 4.0]}},
+        linkage=sv.LinkageSettings(metric="exact", protection="none"),
+        with_alone=False,
+        out=tmp_path / "run",
+    )
+    done = securevfl(capfd, "model", "export", tmp_path / "run", "--out", tmp_path, "--json")
+    assert done.code == 0, done.err
+    path = next(
+        part["path"] for part in json.loads(done.out)["exported"] if part["party"] == "bureau"
+    )
+    part = onnxruntime.InferenceSession(path)
+    values = {"features": np.array([[[0.0, *row]] for row in np.eye(3)], dtype=np.float32)}
+    values |= {"present": np.ones((3, 1), dtype=np.bool_)}
+    (sent,) = part.run(None, {port.name: values[port.name] for port in part.get_inputs()})
+    assert len(np.unique(sent)) == 3
