@@ -389,7 +389,7 @@ def primary_data(
             where only such rows may train.
     """
     head = base.task_head(config, table, split)
-    shared = linked.firsts if config.scores else None
+    shared = linked.firsts if config.encoder_reads_labels else None
     return PrimaryData(
         features=torch.from_numpy(base.features_of(config.primary, table)).to(device),
         keys=torch.from_numpy(linked.keys).to(device),

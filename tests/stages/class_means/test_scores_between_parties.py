@@ -9,11 +9,15 @@ import torch
 from helpers.built import built
 from helpers.class_means import fit_as_threads, fit_here, write_class_means
 
+from securevfl.config.reading import read_federation
 from securevfl.dp.class_sums import RADIUS
+from securevfl.federation.build import primary_data
+from securevfl.federation.run_plan import run_facts
+from securevfl.linkage.spec import LinkedPrimary
 from securevfl.models.frozen import RecordShape, ScoreBottom
 from securevfl.stages.class_means.class_labels import ClassLabels
 from securevfl.stages.class_means.fitting import scale_of
-from securevfl.testing import save_federation
+from securevfl.testing import read_tables, save_federation
 
 ROWS = 120
 
@@ -54,3 +58,21 @@ def test_words_take_the_noise_of_six_numbers_a_column_at_most() -> None:
     longest = RADIUS * np.sqrt(1 + 6 + 2)
     assert scale_of(shape) * longest == pytest.approx(RADIUS * np.sqrt(103))
     assert scale_of(RecordShape(features=5)) == 1
+
+
+@pytest.mark.parametrize("task", ["regression", "multiclass"])
+def test_rows_of_one_key_are_known_as_such_where_symbols_are_shared(
+    tmp_path: Path, task: str
+) -> None:
+    """Of scores and of votes: folds, errors and optimism go by keys."""
+    path = write_class_means(tmp_path, federation={"task": task})
+    source = tomllib.loads(path.read_text())
+    source["model"]["hidden"] = 1 if task == "regression" else 3
+    config = read_federation(save_federation(tmp_path, source))
+    table = read_tables(config, tmp_path)[config.primary.name]
+    split, _ = run_facts(config, table)
+    firsts = np.arange(ROWS) // 2 * 2
+    linked = LinkedPrimary(keys=np.zeros((ROWS, 2), np.float32), firsts=firsts)
+    data = primary_data(config, table, split, linked, device=torch.device("cpu"))
+    assert data.firsts is not None
+    assert data.firsts.tolist() == firsts.tolist()
