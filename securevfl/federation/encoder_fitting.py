@@ -64,10 +64,9 @@ def build_encoder(
         )
     encode = frozen.Projection(num_features=num_features, components=components)
     # Words are 0 and 1 to class sums where bounds say which numbers they are.
-    words = words if party.scaling == "bounds" else ()
     return frozen.DirectionBottom(
         encode,
-        frozen.RecordShape(features=num_features, words=words),
+        frozen.RecordShape(features=num_features, words=words if party.scaling == "bounds" else ()),
         components=components,
         width=width,
         offset=components * (config.ranks[party.name] - 1) if blocks > 1 else 0,

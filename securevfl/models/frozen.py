@@ -43,14 +43,18 @@ class RecordShape:
         return np.array([place for places in self.words for place in places], dtype=np.int64)
 
     @property
+    def word_counts(self) -> Int64[np.ndarray, " words"]:
+        """Number of words in the column of each word."""
+        return np.array([len(column) for column in self.words for _ in column], dtype=np.int64)
+
+    @property
     def word_lengths(self) -> Float64[np.ndarray, " words"]:
         """Length that each word has in class sums, of a column of L words ``0.8 sqrt(min(L, 6))``.
 
         So no column of words takes more of a record's length than L numbers do, or six: longer
         ones would add to the noise in numbers more than they take off the noise in words.
         """
-        sizes = np.array([len(column) for column in self.words for _ in column], dtype=np.float64)
-        return 0.8 * np.sqrt(np.minimum(sizes, _MOST_LENGTH))
+        return 0.8 * np.sqrt(np.minimum(self.word_counts, _MOST_LENGTH))
 
     @property
     def plain_places(self) -> Int64[np.ndarray, " plain"]:
@@ -234,9 +238,8 @@ class ScoreBottom(nn.Module):
         variance = (1 / counts).sum() + np.square(noise_std / counts).sum()
         numbers *= np.square(numbers) / (np.square(numbers) + variance)
         share = counts[1] / counts.sum()
-        sizes = np.array([len(column) for column in self.shape.words for _ in column])
         noise = np.square(noise_std / lengths) * (1 / share**2 + 1 / (1 - share) ** 2)
-        drawn = 2 + noise * sizes / counts.sum()
+        drawn = 2 + noise * self.shape.word_counts / counts.sum()
         first, second = np.maximum(sums, 0)
         odds = (second + drawn * share) / (first + drawn * (1 - share))
         weights[plain:] = np.log(odds * (1 - share) / share) / lengths

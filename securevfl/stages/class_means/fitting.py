@@ -51,8 +51,7 @@ def scale_of(shape: frozen.RecordShape) -> float:
     the noise of d.
     """
     # A record has one word a column, and all words of a column have one length.
-    sizes = np.array([len(column) for column in shape.words for _ in column])
-    longest = float((np.square(shape.word_lengths) / sizes).sum())
+    longest = float((np.square(shape.word_lengths) / shape.word_counts).sum())
     squares = RADIUS**2 * len(shape.plain_places) + longest
     return RADIUS * math.sqrt(shape.features / squares)
 
@@ -145,6 +144,11 @@ class ClassMeansFitting:
         return records * scale_of(self.bottom.shape)
 
     @property
+    def _record_noise(self) -> float:
+        """Deviation of the noise that protects the records, in units; 0 without a promise."""
+        return (self.plan.releases.fitting_multiplier() or 0.0) * self.format.change_of_record
+
+    @property
     def _unit(self) -> float:
         """A unit of the class sums, in units of a record's numbers."""
         return float(2.0**-self.format.bits / scale_of(self.bottom.shape))
@@ -157,8 +161,11 @@ class ClassMeansFitting:
         1 / (1 + s^2 C / n) of its variance from the rows: only that part follows their labels. A
         word has at most n / L of the rows in the mean, with L words in its column.
         """
-        noise = (self.plan.releases.fitting_multiplier() or 0.0) * self.format.change_of_record
-        ratio = (noise * self._unit) ** 2 * (self.format.bins - 1) / max(1, self.plan.facts.rows)
+        ratio = (
+            (self._record_noise * self._unit) ** 2
+            * (self.format.bins - 1)
+            / max(1, self.plan.facts.rows)
+        )
         shape = self.bottom.shape
         columns = len(shape.plain_places) / (1 + ratio)
         columns += sum(len(column) / (1 + ratio * len(column)) for column in shape.words)
@@ -174,8 +181,7 @@ class ClassMeansFitting:
 
     def noise(self) -> Int64[np.ndarray, "bins numbers"]:
         """Return fresh noise that protects the records; zeros where nothing is promised."""
-        multiplier = self.plan.releases.fitting_multiplier()
-        return self.format.noise((multiplier or 0.0) * self.format.change_of_record)
+        return self.format.noise(self._record_noise)
 
     def by_labels(
         self, bins: Int64[np.ndarray, " rows"], *, keep: float | None
@@ -234,8 +240,7 @@ class ClassMeansFitting:
     def _noise_std(self) -> float:
         """Return the deviation of all noise in a class's sum of a number of records."""
         config = self.plan.config
-        noise = (self.plan.releases.fitting_multiplier() or 0.0) * self.format.change_of_record
         label_noise = label_noise_std(config, self.format) if hides_labels(config) else 0.0
         keep = keep_of(config)
         inflation = 1.0 if keep is None else 1 / (keep - (1 - keep))
-        return float(np.hypot(noise, label_noise)) * inflation * self._unit
+        return float(np.hypot(self._record_noise, label_noise)) * inflation * self._unit
