@@ -1,9 +1,12 @@
 """Test accuracy on digits against epsilon: the demo's federation in the simulator, over seeds.
 
     python research/results/digits_privacy.py --seeds 5 --epsilons 8 4 2 1
+    python research/results/digits_privacy.py --family fet --epsilons 8 4 2
 
-Every row is the demo's own federation file with another epsilon; ``none`` adds no noise. The local
-baseline and combine are trained on the same rows. Gains over the local baseline, and what of them
+Every row is the demo's own federation file with another epsilon; ``none`` adds no noise.
+``--family`` takes one of the papers' families in the place of class means: frozen encoders, whose
+releases the family's own top model reads. The local baseline and combine are trained on the same
+rows. Gains over the local baseline, and what of them
 is the partners' (over the same run with partners' rows permuted), are paired by seed. ``--keep``
 writes them to ``research/results/figures/``.
 """
@@ -25,19 +28,45 @@ from securevfl.lab.datasets import demo_federation, digits_tables, train_on_all_
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.simulation import simulate_federation
 
+FAMILIES: dict[str, dict[str, Any]] = {
+    "fet": {"neighbours": 4, "hidden": 10, "release": "pooled", "keys_as_features": False},
+    "fedhssl": {"norm": "layer"},
+    "avgsim": {"neighbours": 4, "keys_as_features": False},
+}
+"""Settings of the papers' families. FedSim's gates need similarities, which no epsilon covers; its
+average of the same links is measured."""
+
+
+def federation_of(family: str, *, seed: int) -> dict[str, Any]:
+    """Return the demo's federation file with another family.
+
+    FeT pools what class-mean encoders release. Those that pool nothing have random encoders, whose
+    rows choose their links, and no dealer is left to mask labels for.
+    """
+    source = demo_federation(seed=seed)
+    if family == "class-means":
+        return source
+    source["model"] = {"family": family, **FAMILIES[family]}
+    source["training"]["batch_size"] = 128
+    if family != "fet":
+        del source["encoder"], source["linkage"]["choose"]
+        source["party"] = [party for party in source["party"] if party["role"] != "dealer"]
+    return source
+
 
 class Seed:
     """One seed's tables, with the base that its first run has fitted."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, family: str) -> None:
         self._seed = seed
+        self._family = family
         self._tables = digits_tables(seed=seed)
         self._base: Base | None = None
         self._combine: float | None = None
 
     def run(self, epsilon: float | None) -> dict[str, float]:
         """Return the test accuracies at an epsilon, or without noise."""
-        source = demo_federation(seed=self._seed)
+        source = federation_of(self._family, seed=self._seed)
         if epsilon is None:
             kept = ("encoder", "links_per_record", "clip_norm", "delta")
             privacy = {name: source["privacy"][name] for name in kept if name in source["privacy"]}
@@ -83,10 +112,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epsilons", nargs="+", default=["1", "2", "4", "8", "16", "none"])
+    parser.add_argument("--family", choices=["class-means", *FAMILIES], default="class-means")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--keep", action="store_true", help="write to figures/")
     options = parser.parse_args()
-    seeds = [Seed(seed) for seed in range(options.seeds)]
+    seeds = [Seed(seed, options.family) for seed in range(options.seeds)]
     result = {}
     if not options.json:
         print(
@@ -111,7 +141,8 @@ def main() -> None:
             word: {name: of["seeds"] for name, of in found.items()}
             for word, found in result.items()
         }
-        keep("digits-privacy", figures, seeds=list(range(options.seeds)))
+        name = "privacy" if options.family == "class-means" else options.family
+        keep(f"digits-{name}", figures, seeds=list(range(options.seeds)))
     if options.json:
         print(json.dumps(result))
 

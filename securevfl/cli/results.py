@@ -69,6 +69,8 @@ def _print_metrics(console: Console, metrics: Mapping[str, Any]) -> None:
         console.print(run_folder.candidates_in_words(metrics), highlight=False)
         if metrics["placebos"]:
             console.print(run_folder.placebos_in_words(metrics), highlight=False)
+        if metrics["without_noise"]:
+            console.print(run_folder.noise_in_words(metrics), highlight=False)
 
 
 def print_pretraining(figures: Mapping[str, Any], folder: Path, *, as_json: bool) -> None:

@@ -160,6 +160,7 @@ def simulate(
             run.options,
             with_alone=with_alone,
             with_placebo=with_alone,
+            with_noise_cost=with_alone,
         )
         return run.end(result)
 

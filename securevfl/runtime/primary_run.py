@@ -98,7 +98,7 @@ class PrimaryRun:
         self.exchange = exchange
         self.options = options
         self.countersigning = countersigning
-        self.is_placebo = False
+        self.is_for_comparison = False
         """Whether its outputs for test rows are all that is wanted."""
         self.alignment = self._report_alignment()
         """How many rows are linked where, for the run's figures; None where linking counts none."""
@@ -138,6 +138,8 @@ class PrimaryRun:
         """Of the joint model for the test rows."""
         self.placebo: Tensor | None = None
         """The same of a simulation in which partners' rows were permuted; None: there was none."""
+        self.without_noise: Tensor | None = None
+        """The same of a simulation without noise; None: there was none."""
         self.links: dict[str, Any] | None = None
         """In a simulation, each secondary's counts of links, for the run's figures."""
         self.linked_rows: dict[str, Any] | None = None
@@ -308,7 +310,7 @@ class PrimaryRun:
         Reveals:
             Nothing: no party is asked.
         """
-        if self.is_placebo or share_of_base(self.primary.top) == 1:
+        if self.is_for_comparison or share_of_base(self.primary.top) == 1:
             return None
         plan, data, shape = self.plan, self.primary.data, self.plan.cut.shape
         # Zeros, as if no linked record said anything.
@@ -329,7 +331,7 @@ class PrimaryRun:
     def _test(self) -> None:
         """Measure the model that answers on the test rows, if the budget has room."""
         choice, outputs = self.choice, self._test_outputs()
-        if outputs is not None and not self.is_placebo:
+        if outputs is not None and not self.is_for_comparison:
             self._measure(outputs, self.primary.threshold if choice is None else choice.threshold)
 
     def keep(self) -> None:
@@ -504,6 +506,7 @@ def measure_run(
         alone=None if alone is None else alone.as_json(),
         gain=None if alone is None else alone.gain.as_json(),
         placebos={name: _test_metrics(run, outputs) for name, outputs in placebos.items()},
+        without_noise=None if run.without_noise is None else _test_metrics(run, run.without_noise),
         validation_metrics=validation,
         test_metrics={} if tested is None else tested.metrics,
         evaluation={} if tested is None else tested.as_json(),

@@ -130,6 +130,9 @@ class RunFigures:
     placebos: Mapping[str, Metrics]
     """All test metrics of the same training without what partners know: ``own``, the primary's own
     network without partners; ``permuted``, partners' rows permuted, of simulations alone."""
+    without_noise: Metrics | None
+    """All test metrics of the joint model of the same run without noise, of simulations alone; None
+    where there is no noise, or it is in every round."""
     validation_metrics: Metrics
     """Every metric of the task, at the best epoch; like the next. A metric is None where the
     rows' labels do not define it."""
@@ -251,6 +254,14 @@ def placebos_in_words(figures: Mapping[str, Any]) -> str:
         for name, placebo in figures["placebos"].items()
     ]
     return f"placebo, {figures['metric']} of test rows: {', '.join(each)}" if each else ""
+
+
+def noise_in_words(figures: Mapping[str, Any]) -> str:
+    """Return what noise costs in a simulation; empty where it was not measured."""
+    if figures["without_noise"] is None:
+        return ""
+    name, plain = figures["metric"], figures["without_noise"]
+    return f"without noise, {name} of test rows: {format_figure(plain[name])} by the joint model"
 
 
 def engine_in_words(figures: Mapping[str, Any]) -> str:

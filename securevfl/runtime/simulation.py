@@ -20,6 +20,7 @@ from securevfl.core.errors import ConfigError
 from securevfl.core.formatting import Summarised, curve_html, epsilon_in_words
 from securevfl.core.progress import Stage, Warned, event_fields
 from securevfl.data.tables import PartyTable
+from securevfl.dp.privacy import Privacy
 from securevfl.federation.base import Base, require_estimator
 from securevfl.federation.build import begin_secondary, primary_data, save_secondary
 from securevfl.federation.checkpoint import last_common
@@ -172,6 +173,7 @@ def simulate_federation(
     *,
     with_alone: bool = True,
     with_placebo: bool | Literal["joint"] = False,
+    with_noise_cost: bool = False,
     ends_after: str | None = None,
     kept: bool = True,
 ) -> RunResult:
@@ -185,6 +187,8 @@ def simulate_federation(
         with_placebo: Train once more with each partner's rows permuted against its keys, and report
             how much of the gain comes from the partners. ``"joint"``: only where the joint model
             answers.
+        with_noise_cost: Train once more without noise where all of it is in one release, so that
+            training again is cheap.
         ends_after: Stage that the run ends with; the metrics are its figures. None: it trains.
         kept: Save every party's part of the model, to predict with later.
 
@@ -220,6 +224,9 @@ def simulate_federation(
         if wanted and run.tested is not None:
             options.observe(Stage(text="placebo, permuted rows"))
             run.placebo = simulation.placebo(run.base)
+        if with_noise_cost and run.tested is not None and _noises_once(config):
+            options.observe(Stage(text="the same run without noise"))
+            run.without_noise = simulation.without_noise(run.base)
         final_figures = measure_run(
             run,
             options.run_folder,
@@ -242,6 +249,11 @@ def simulate_federation(
             if kept
             else None,
         )
+
+
+def _noises_once(config: FederationConfig) -> bool:
+    """Return whether all noise is in one release, so that the same run without it is cheap."""
+    return config.privacy.mechanism != "none" and config.privacy.regime.releases_once
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -447,8 +459,29 @@ class _Simulation:
             table = permuted[party.name]
             order = stream(seed, "placebo", party.name).permutation(table.num_rows)
             permuted[party.name] = replace(table, features=table.features[order])
+        return self._train_again(self._config, permuted, fitted_base)
+
+    def without_noise(self, fitted_base: Base | None) -> Tensor | None:
+        """Return the joint model's outputs for the test rows of the same run without a promise.
+
+        Args:
+            fitted_base: The run's; None where it has no base.
+        """
+        privacy = self._config.privacy
+        plain = Privacy(
+            mechanism="none",
+            encoder=privacy.encoder,
+            clip_norm=privacy.clip_norm,
+            links_per_record=privacy.links_per_record,
+        )
+        return self._train_again(replace(self._config, privacy=plain), self._tables, fitted_base)
+
+    def _train_again(
+        self, config: FederationConfig, tables: Mapping[str, PartyTable], fitted_base: Base | None
+    ) -> Tensor | None:
+        """Return the test rows' outputs of a run over the same links, in a folder that goes."""
         with (
-            tempfile.TemporaryDirectory(prefix="securevfl-placebo-") as folder,
+            tempfile.TemporaryDirectory(prefix="securevfl-again-") as folder,
             contextlib.ExitStack() as held,
         ):
             there = RunOptions(
@@ -459,9 +492,9 @@ class _Simulation:
                 top=self._options.top,
                 fitted_base=fitted_base,
             )
-            again = _Simulation(self._config, permuted, there, held, links=self._links)
+            again = _Simulation(config, tables, there, held, links=self._links)
             run = again.begin()
-            run.is_placebo = True
+            run.is_for_comparison = True
             run.prepare()
             run.train()
             return run.joint_outputs

@@ -223,6 +223,7 @@ def _against(metrics: dict[str, Any]) -> dict[str, Any] | None:
         "clear": gain["outcome"] == "better",
         "candidates": run_folder.candidates_in_words(metrics),
         "placebos": run_folder.placebos_in_words(metrics),
+        "noise": run_folder.noise_in_words(metrics),
         "top": run_folder.top_in_words(metrics),
         "plot": plots.models_plot(measured, title=f"test {name} ({better} is better)"),
     }

@@ -16,6 +16,7 @@ from securevfl.core.conventions import stream
 from securevfl.data.tables import PartyTable
 from securevfl.federation.base import Base
 from securevfl.federation.rounds.primary import Primary
+from securevfl.runtime.run_folder import noise_in_words
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.simulation import simulate_federation
 
@@ -64,7 +65,8 @@ def test_a_network_that_gains_without_partners_does_not_answer(
 def test_a_partner_that_knows_something_answers_and_its_part_is_said(tmp_path: Path) -> None:
     """Both placebos stay far behind, and the verdict names the partners' part."""
     config, tables = federation("real", seed=1)
-    metrics = simulated(config, tables, tmp_path / "run", with_placebo=True).metrics
+    asked = {"with_placebo": True, "with_noise_cost": True}
+    metrics = simulated(config, tables, tmp_path / "run", **asked).metrics
     gain, rmse = metrics["gain"], {name: one["rmse"] for name, one in metrics["placebos"].items()}
 
     assert set(rmse) == {"own", "permuted"}
@@ -74,6 +76,9 @@ def test_a_partner_that_knows_something_answers_and_its_part_is_said(tmp_path: P
     assert gain["partners_interval"][0] > 0
     assert gain["outcome"] == "better"
     assert "from the partners" in gain["verdict"]
+    # Nothing is promised, so nothing could be without noise.
+    assert metrics["without_noise"] is None
+    assert noise_in_words(metrics) == ""
 
 
 def test_the_permuted_placebo_is_the_run_on_permuted_columns(tmp_path: Path) -> None:
@@ -87,6 +92,21 @@ def test_the_permuted_placebo_is_the_run_on_permuted_columns(tmp_path: Path) -> 
     by_hand = simulated(config, {**tables, "partner": permuted}, tmp_path / "by-hand").metrics
 
     assert metrics["placebos"]["permuted"] == by_hand["joint_test_metrics"]
+
+
+def test_what_noise_costs_is_the_same_run_without_a_promise(tmp_path: Path) -> None:
+    """Tables, links and base are the run's; nothing but the noise is gone, and a line says it."""
+    config, tables = federation("real", seed=3, method="auto@2")
+    assert config.encoder is not None
+    config = replace(config, encoder=replace(config.encoder, labels="plaintext"))
+    run = simulated(config, tables, tmp_path / "run", with_noise_cost=True)
+    plain = replace(config.privacy, mechanism="none", epsilon=None)
+    by_hand = simulated(replace(config, privacy=plain), tables, tmp_path / "by-hand").metrics
+    figures = run.metrics["without_noise"]
+
+    assert figures == by_hand["joint_test_metrics"]
+    assert figures["rmse"] < run.metrics["joint_test_metrics"]["rmse"]
+    assert noise_in_words(run.metrics).startswith("without noise, rmse of test rows: ")
 
 
 def test_corrections_of_the_base_have_no_network_without_partners(tmp_path: Path) -> None:
