@@ -41,6 +41,13 @@ WITHOUT_NOISE: Final = {
 }
 """Tables that joint models without noise were compared on, by file."""
 
+BEHIND_NOISE: Final = {
+    "digits-fet": "FeT, class-mean encoders, its own top",
+    "digits-avgsim": "AvgSim (FedSim without gates), random encoders",
+    "digits-fedsplitnn": "FedSplitNN (FedHSSL without pretraining), random encoders",
+}
+"""Frozen families that an epsilon covers, by file."""
+
 FRONTIER: Final = {
     "frontier-earnings": "earnings above 15,000 (Treatment), AUC",
     "frontier-visits": "more than 4 visits (OFP), AUC",
@@ -157,6 +164,19 @@ def demo() -> str:
     return f"{table(head, rows)}\nAll features in one place reach {combine}. {found.source}\n"
 
 
+def behind_noise() -> str:
+    """Return what the papers' families gain on digits, by epsilon."""
+    files = {title: measured(name) for name, title in BEHIND_NOISE.items()}
+    epsilons = ("8", "4", "2")
+    rows = []
+    for title, found in files.items():
+        for name, first in (("gain", title), ("partners", "*from partners*")):
+            rows.append([first, *(gain(found.figures[epsilon][name]) for epsilon in epsilons)])
+    for title in ("FedSim, FeatureSim", "FedHSSL"):
+        rows.append([title, *["refused"] * len(epsilons)])
+    return f"{table(['family, frozen', *epsilons], rows)}\n{_sources(files.values())}"
+
+
 def without_noise() -> str:
     """Return what joint models gain without noise."""
     rows = []
@@ -269,7 +289,7 @@ def gains() -> str:
     rows = [
         [f"{title}, class means", epsilon, *_gains_of(found[epsilon])]
         for title, found in by_table.items()
-        for epsilon in ("8", "2")
+        for epsilon in ("8", "4", "2")
     ]
     for method in ("top1sim", "fedsim", "fet"):
         of = {
@@ -316,6 +336,7 @@ def peers() -> str:
 
 
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
+    "behind-noise": behind_noise,
     "demo": demo,
     "frontier": frontier,
     "frontier-in-full": partial(frontier, FRONTIER_IN_FULL, ALL_EPSILONS),

@@ -30,11 +30,12 @@ from securevfl.runtime.simulation import simulate_federation
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "fet": {"neighbours": 4, "hidden": 10, "release": "pooled", "keys_as_features": False},
-    "fedhssl": {"norm": "layer"},
+    "fedsplitnn": {"norm": "layer"},
     "avgsim": {"neighbours": 4, "keys_as_features": False},
 }
-"""Settings of the papers' families. FedSim's gates need similarities, which no epsilon covers; its
-average of the same links is measured."""
+"""Settings of the papers' families, as far as an epsilon covers them. FedSim's gates need
+similarities and FedHSSL's encoders learn from private records: AvgSim and FedSplitNN are these
+networks without them."""
 
 
 def federation_of(family: str, *, seed: int) -> dict[str, Any]:
