@@ -172,8 +172,8 @@ def behind_noise() -> str:
     for title, found in files.items():
         for name, first in (("gain", title), ("partners", "*from partners*")):
             rows.append([first, *(gain(found.figures[epsilon][name]) for epsilon in epsilons)])
-    for title in ("FedSim, FeatureSim", "FedHSSL"):
-        rows.append([title, *["refused"] * len(epsilons)])
+    refused = ["refused"] * len(epsilons)
+    rows.extend([title, *refused] for title in ("FedSim, FeatureSim", "FedHSSL"))
     return f"{table(['family, frozen', *epsilons], rows)}\n{_sources(files.values())}"
 
 
