@@ -266,6 +266,16 @@ def test_a_key_that_was_asked_for_has_one_symbol_for_ever(
         assert (sent[2], sent[4], sent[3]) == (sent[0], sent[0], sent[1])
 
 
+@pytest.mark.parametrize("play", [trained, predicted])
+def test_rows_of_one_key_have_one_symbol(
+    play: Callable[..., Sent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However it is spelled, in any round of the run or request, with a record and without."""
+    asks = each(["a", "x", " a", "x "])
+    for sent in chances(monkeypatch, play, asks, ["a", "b"], "exact", 1):
+        assert sent[:2] == sent[2:]
+
+
 def count_nothing(patch: pytest.MonkeyPatch) -> None:
     """Let every record take part for ever."""
     patch.setattr(RecordCounts, "admit", lambda _, records, *, most: (records >= 0) & (most > 0))
