@@ -118,6 +118,17 @@ def test_training_rows_are_not_asked_where_alone_is_not_known_there() -> None:
     assert decision.scale > 0
 
 
+@pytest.mark.parametrize(("right", "used"), [(13, "alone"), (14, "joint")])
+def test_validation_rows_that_chose_the_epoch_must_gain_more(right: int, used: str) -> None:
+    """A network is right about 13 of 20 rows, or 14: 1.4 or 1.9 standard errors."""
+    one = primary(on_training=0.0, on_validation=0.01)
+    one.out_of_fold = None
+    one.best_outputs[right:] *= -1
+    decision = Primary.decide(one, torch.zeros(80, 1), base_is_alone=True)
+    assert decision.gain > decision.error
+    assert (decision.used, decision.rows) == (used, 20)
+
+
 def test_a_lower_loss_is_not_enough_where_the_metric_is_worse(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
