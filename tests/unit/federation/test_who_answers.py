@@ -57,6 +57,7 @@ def primary(
         scale=1.0,
     )
     one._measures_better = partial(Primary._measures_better, one)
+    one._unseen_loss = partial(Primary._unseen_loss, one)
     one._unseen_outputs = partial(Primary._unseen_outputs, one)
     return one
 
@@ -89,6 +90,19 @@ def test_validation_rows_decide_where_directions_have_many_columns(
     one = primary(columns=40, on_training=0.5, on_validation=on_validation)
     decision = Primary.decide(one, torch.zeros(80, 1), base_is_alone=True)
     assert (decision.used, decision.rows, decision.optimism) == (used, 20, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("on_training", "surviving", "better"),
+    [(0.06, 1.0, False), (0.06, 0.01, True), (0.04, 1.0, False)],
+)
+def test_a_network_without_partners_has_no_optimism_to_lose(
+    on_training: float, surviving: float, better: bool
+) -> None:
+    """Partners must gain more over it than directions gain on labels that they have seen."""
+    joint = primary(columns=7, surviving=surviving, on_training=on_training, on_validation=0.0)
+    own = primary(on_training=0.05, on_validation=0.0)
+    assert Primary.is_better_than(joint, own) == better
 
 
 def test_rows_of_one_key_may_all_gain_by_the_one_label_that_was_seen() -> None:
