@@ -22,7 +22,6 @@ from typing import Final
 import numpy as np
 import torch
 from jaxtyping import Float64, Int64
-from scipy import stats
 
 from securevfl.config.federation import FederationConfig, link_spec
 from securevfl.config.reading import parse_federation
@@ -32,7 +31,7 @@ from securevfl.core.progress import unheard
 from securevfl.data.tables import PartyTable, RowSplit
 from securevfl.dp.class_sums import SumFormat
 from securevfl.dp.events import SymbolRelease
-from securevfl.dp.symbols import cell_probabilities, largest_loss, normal_scores
+from securevfl.dp.symbols import largest_loss, normal_scores
 from securevfl.federation.build import bottom_at_work
 from securevfl.federation.checkpoint import StateFolder
 from securevfl.federation.messages import RoundPlan
@@ -88,8 +87,10 @@ _DRAWN_CLASSES: Final = 4
 _NEAR, _FAR = 0.1, 10.0
 _SEED: Final = 0
 _SYMBOLS_EPSILON: Final = 2.0
-_UNLIKELY: Final = 1e-4
-"""Chance of a count of symbols to be beyond what the power is stated for."""
+_SYMBOL_KEYS: Final = 1_024
+"""Number of keys with a record, and of those without."""
+_SYMBOLS_POWER: Final = 0.9998
+"""Probability that so many keys detect symbols at twice their epsilon."""
 _DEALER: Final = "dealer"
 
 
@@ -406,22 +407,21 @@ def _test_symbols() -> list[AuditTest]:
     Every key has two rows, and every other key a record, all in one cell. A primary that knows this
     counts how often that cell is sent with the record and without it.
     """
-    release, keys = _charged_symbols(_symbols_plan(keys=2)), 2
-    while not _twice_is_caught(release, keys // 2):
-        keys *= 2
-    plan = _symbols_plan(keys=keys)
+    keys, plan = 2 * _SYMBOL_KEYS, _symbols_plan(keys=2 * _SYMBOL_KEYS)
+    charged = plan.releases.release(plan.noise_share_std, rounds=1, row_releases=1)
+    assert isinstance(charged, SymbolRelease), "scores leave as symbols"
     # The order of rows is no order of keys.
     places = np.random.default_rng(0).permutation(np.repeat(np.arange(keys), 2))
-    symbols = _sent_symbols(plan, places)
+    symbols = _sent_symbols(plan, places, cells=charged.cells)
     _, firsts = np.unique(places, return_index=True)
-    own = symbols[firsts] == release.cells - 1
+    own = symbols[firsts] == charged.cells - 1
     return [
         AuditTest(
             name="symbols_not_too_distinguishable",
-            statistic=_least_loss(int(own[::2].sum()), int(own[1::2].sum()), keys // 2),
-            threshold=largest_loss(release),
+            statistic=least_loss(int(own[::2].sum()), int(own[1::2].sum()), _SYMBOL_KEYS),
+            threshold=largest_loss(charged),
             passes_if="at most",
-            power=1 - 2 * _UNLIKELY,
+            power=_SYMBOLS_POWER,
             against="symbols are drawn at twice their epsilon",
         ),
         AuditTest(
@@ -429,13 +429,13 @@ def _test_symbols() -> list[AuditTest]:
             statistic=float((symbols != symbols[firsts][places]).sum()),
             threshold=0.0,
             passes_if="at most",
-            power=1 - release.cells ** -(keys / 2),
+            power=1 - charged.cells**-_SYMBOL_KEYS,
             against="each row of a key draws a symbol of its own",
         ),
     ]
 
 
-def _least_loss(there: int, absent: int, keys: int) -> float:
+def least_loss(there: int, absent: int, keys: int) -> float:
     """Return a lower confidence bound on the privacy loss of a symbol, in either direction.
 
     Args:
@@ -449,17 +449,7 @@ def _least_loss(there: int, absent: int, keys: int) -> float:
     return max(0.0, float(np.log(lower / upper[::-1]).max()))
 
 
-def _twice_is_caught(release: SymbolRelease, keys: int) -> bool:
-    """Return whether so many keys detect twice the loss, but with probability 2 _UNLIKELY."""
-    loss, cells = largest_loss(release), release.cells
-    twice = 1 / (cells * math.exp(2 * loss) - cells + 1)
-    own, _ = cell_probabilities(cells, twice)
-    there = int(stats.binom.ppf(_UNLIKELY, keys, own))
-    absent = int(stats.binom.isf(_UNLIKELY, keys, 1 / cells))
-    return _least_loss(there, absent, keys) > loss
-
-
-def _sent_symbols(plan: RunPlan, places: np.ndarray) -> np.ndarray:
+def _sent_symbols(plan: RunPlan, places: np.ndarray, *, cells: int) -> np.ndarray:
     """Return the symbol of each row, whose key is its place; even keys have a record."""
     own = np.unique(places)[::2]
     records = table_at("bank", own.astype(np.float64), np.full((len(own), 1), 10.0))
@@ -473,16 +463,9 @@ def _sent_symbols(plan: RunPlan, places: np.ndarray) -> np.ndarray:
     )
     sent = exchange.release(asked).flatten().double().numpy()
     secondary.close()
-    means = normal_scores(_charged_symbols(plan).cells)
+    means = normal_scores(cells)
     read = means / means[-1] * plan.config.privacy.clip_norm
     return np.abs(sent[:, None] - read).argmin(axis=1)
-
-
-def _charged_symbols(plan: RunPlan) -> SymbolRelease:
-    """Return the symbols that a run charges for a record."""
-    charged = plan.releases.release(plan.noise_share_std, rounds=1, row_releases=1)
-    assert isinstance(charged, SymbolRelease), "scores leave as symbols"
-    return charged
 
 
 def _symbols_plan(*, keys: int) -> RunPlan:

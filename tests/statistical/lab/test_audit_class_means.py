@@ -6,17 +6,19 @@ noise and labels of altered mechanisms are the same in every run of these tests,
 never miss by chance; what chance there would be is stated beside each.
 """
 
+import math
 import os
 from collections.abc import Callable
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from securevfl.dp import symbols
 from securevfl.dp.class_sums import SumFormat, integer_records
 from securevfl.dp.labels import randomised_labels
 from securevfl.dp.symbols import SymbolNoise
-from securevfl.lab.audit.audit_class_means import audit_class_means
+from securevfl.lab.audit.audit_class_means import audit_class_means, least_loss
 from securevfl.lab.audit.audit_statistics import AuditSettings
 from securevfl.mpc import dealt_sums
 from securevfl.mpc.dealt_sums import masked_noise, open_sums
@@ -48,6 +50,17 @@ def test_what_is_installed_passes(settings: AuditSettings) -> None:
     assert [len(kind) for kind in found.values()] == [3, 3, 2, 2]
     assert min(test.power for test in tests) > 0.999
     assert len({test.name for test in tests}) == 10
+
+
+def test_the_power_stated_for_symbols_is_had() -> None:
+    """Twice the loss is found if both counts are where 1 in 10,000 runs has them, or nearer."""
+    test = audit_class_means(FEW)["symbols"][0]
+    assert test.power == 1 - 2e-4
+    # 5 cells at epsilon 2: p of the odds with twice the loss that is charged.
+    own = 1 / (1 + 4 / (5 * math.exp(2 * test.threshold) - 4))
+    there = int(stats.binom.ppf(1e-4, 1024, own))
+    absent = int(stats.binom.isf(1e-4, 1024, 1 / 5))
+    assert least_loss(there, absent, 1024) > test.threshold
 
 
 def half_of_a_record(patch: Patch) -> None:
