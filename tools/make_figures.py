@@ -276,6 +276,21 @@ def null_partners() -> str:
     return f"{table(head, rows)}\n{_sources(files)}"
 
 
+def null_tables() -> str:
+    """Return how often class means answer, and claim a gain, on real tables."""
+    files = {name: measured(f"null-tables-{name}") for name in ("permuted", "real")}
+    rows = [
+        [epsilon, name, *map(str, by_table["all"].values())]
+        for name, found in files.items()
+        for epsilon, by_table in found.figures.items()
+    ]
+    head = [
+        "epsilon", "partner's rows", "runs", "joint model used", '"improves"',
+        "worse by one standard error", "worse",
+    ]  # fmt: skip
+    return f"{table(head, rows)}\n{_sources(files.values())}"
+
+
 def gains() -> str:
     """Return the few gains that the README shows."""
     digits, plain = measured("digits-privacy").figures, measured("beside-alone-digits")
@@ -343,6 +358,7 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "frontier-of-nothing": partial(frontier, FRONTIER_OF_NOTHING, ALL_EPSILONS),
     "gains": gains,
     "null-partners": null_partners,
+    "null-tables": null_tables,
     "on-shares": on_shares,
     "peers": peers,
     "surviving": surviving,

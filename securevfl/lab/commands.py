@@ -470,7 +470,7 @@ def audit(
     """Attack what the parties of RUN received, or test the noise and the clip on made-up rows.
 
     Without RUN real rounds run between processes. Class sums and drawn labels, to which class means
-    are fitted, are tested too.
+    are fitted, and symbols of their scores are tested too.
 
     Exit code 0 if every test passes and the run keeps its promises, 4 if not.
     """
@@ -590,6 +590,7 @@ _RELEASES: Final = {
     "class_sums": "for class means: one record there or not, as a primary sees it",
     "label_sums": "for class means: one row's label exchanged, as a secondary sees it",
     "drawn_labels": "for class means: labels by randomised response",
+    "symbols": "of class means' scores: one record there or not, as a primary sees it",
     "one_run": "a training behind noise: which of many records were there, all guessed at once",
 }
 

@@ -85,7 +85,7 @@ def _membership(evidence: Evidence, seeds: int) -> Iterator[attack.Leak]:
         zero, shifted = scores[order[::2]], scores[order[1::2]] + 1
         distances.append(distinguishability(zero, shifted))
         accuracy.append(np.mean([(zero <= 1 / 2).mean(), (shifted > 1 / 2).mean()]))
-    # Each of several directions may raise a false alarm, of 3.5e-11.
+    # Each of several directions may raise a false alarm, of 3.2e-11.
     bound = max(distances)
     violated = None
     if bound > mu:
@@ -219,7 +219,7 @@ MEMBERSHIP = attack.Attack("membership", "members", _membership)
 """Likelihood ratio test of membership: a record that is as long as the clip allows, or none.
 
 The noise of each half of the released rows stands for one world. From how often the test errs
-follows a lower bound on mu of Gaussian DP, and so on epsilon, with false-alarm probability 3.5e-11.
+follows a lower bound on mu of Gaussian DP, and so on epsilon, with false-alarm probability 3.2e-11.
 """
 
 SAMPLE_AGAIN = attack.Attack("sample-again", "noise", _sample_again)

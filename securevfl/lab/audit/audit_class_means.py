@@ -1,9 +1,9 @@
-"""Audit of the class-means stage: class sums and drawn labels of the installed code.
+"""Audit of the class-means stage: class sums, drawn labels and symbols of the installed code.
 
 A primary sees a secondary's class sums behind the secondary's noise, and is set on one record,
 added or removed. The secondary sees them behind the primary's noise, as it knows its own, and is
 set on one label, exchanged. Scores are 0 in the one world and 1 in the other, up to noise. Labels
-by randomised response are counted.
+by randomised response are counted, and so are symbols of keys with a record and without.
 
 Secondaries, primary and dealer are the parts of a run, each a thread of this process, over lines
 without a network. Two things are the audit's own: the tables, of which everybody knows what class
@@ -30,9 +30,13 @@ from securevfl.core.conventions import stream
 from securevfl.core.progress import unheard
 from securevfl.data.tables import PartyTable, RowSplit
 from securevfl.dp.class_sums import SumFormat
+from securevfl.dp.events import SymbolRelease
+from securevfl.dp.symbols import largest_loss, normal_scores
 from securevfl.federation.build import bottom_at_work
 from securevfl.federation.checkpoint import StateFolder
+from securevfl.federation.messages import RoundPlan
 from securevfl.federation.rounds.cached_release import CachedRelease
+from securevfl.federation.rounds.exchanges import SimulatedExchange
 from securevfl.federation.rounds.primary import PrimaryData
 from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run
 from securevfl.lab.audit.audit_party import ThreadPeers, Wires, answer_messages, run_lives
@@ -43,11 +47,17 @@ from securevfl.lab.audit.audit_statistics import (
     AuditTest,
     SumsView,
     drawn_tests,
+    error_bound,
     labels_needed,
     sums_tests,
     worlds_needed,
 )
-from securevfl.lab.audit.audit_worlds import parties_named, table_at
+from securevfl.lab.audit.audit_worlds import (
+    ShowFeatures,
+    audited_secondary,
+    parties_named,
+    table_at,
+)
 from securevfl.ledger.ledger import Ledger
 from securevfl.linkage.spec import LinkedSecondary
 from securevfl.linkage.stage.linking import Linker
@@ -76,6 +86,11 @@ _BEYOND: Final = 10.0
 _DRAWN_CLASSES: Final = 4
 _NEAR, _FAR = 0.1, 10.0
 _SEED: Final = 0
+_SYMBOLS_EPSILON: Final = 2.0
+_SYMBOL_KEYS: Final = 1_024
+"""Number of keys with a record, and of those without."""
+_SYMBOLS_POWER: Final = 0.9998
+"""Probability that so many keys detect symbols at twice their epsilon."""
 _DEALER: Final = "dealer"
 
 
@@ -96,7 +111,7 @@ class _RecordedFitting(ClassMeansFitting):
 
 
 def audit_class_means(settings: AuditSettings) -> dict[Audited, Sequence[AuditTest]]:
-    """Make class sums and draw labels, and test each side's view of them.
+    """Make class sums, draw labels and symbols, and test each side's view of them.
 
     Args:
         settings: Settings of the audit. Raises:
@@ -110,6 +125,7 @@ def audit_class_means(settings: AuditSettings) -> dict[Audited, Sequence[AuditTe
         "class_sums": sums_tests(records, what="record"),
         "label_sums": sums_tests(labels, what="label"),
         "drawn_labels": _test_label_draws(settings),
+        "symbols": _test_symbols(),
     }
 
 
@@ -383,3 +399,93 @@ def _class_labels(plan: RunPlan, data: PrimaryData, ledger: Ledger, folder: str)
         "primary", np.arange(len(labels), dtype=np.float64), np.zeros((len(labels), 1))
     )
     return class_labels_of(plan, data, replace(table, labels=labels), ledger, state, ())
+
+
+def _test_symbols() -> list[AuditTest]:
+    """Release symbols once, and test what one reveals of a record's presence.
+
+    Every key has two rows, and every other key a record, all in one cell. A primary that knows this
+    counts how often that cell is sent with the record and without it.
+    """
+    keys, plan = 2 * _SYMBOL_KEYS, _symbols_plan(keys=2 * _SYMBOL_KEYS)
+    charged = plan.releases.release(plan.noise_share_std, rounds=1, row_releases=1)
+    assert isinstance(charged, SymbolRelease), "scores leave as symbols"
+    # The order of rows is no order of keys.
+    places = np.random.default_rng(0).permutation(np.repeat(np.arange(keys), 2))
+    symbols = _sent_symbols(plan, places, cells=charged.cells)
+    _, firsts = np.unique(places, return_index=True)
+    own = symbols[firsts] == charged.cells - 1
+    return [
+        AuditTest(
+            name="symbols_not_too_distinguishable",
+            statistic=least_loss(int(own[::2].sum()), int(own[1::2].sum()), _SYMBOL_KEYS),
+            threshold=largest_loss(charged),
+            passes_if="at most",
+            power=_SYMBOLS_POWER,
+            against="symbols are drawn at twice their epsilon",
+        ),
+        AuditTest(
+            name="rows_of_a_key_have_one_symbol",
+            statistic=float((symbols != symbols[firsts][places]).sum()),
+            threshold=0.0,
+            passes_if="at most",
+            power=1 - charged.cells**-_SYMBOL_KEYS,
+            against="each row of a key draws a symbol of its own",
+        ),
+    ]
+
+
+def least_loss(there: int, absent: int, keys: int) -> float:
+    """Return a lower confidence bound on the privacy loss of a symbol, in either direction.
+
+    Args:
+        there: Keys with a record whose symbol is the record's cell.
+        absent: Keys without one whose symbol is that cell.
+        keys: Number of keys of either kind.
+    """
+    counts = np.array([[there, keys - there], [absent, keys - absent]])
+    upper = error_bound(counts, keys)
+    lower = np.maximum(1 - upper[:, ::-1], 1e-300)
+    return max(0.0, float(np.log(lower / upper[::-1]).max()))
+
+
+def _sent_symbols(plan: RunPlan, places: np.ndarray, *, cells: int) -> np.ndarray:
+    """Return the symbol of each row, whose key is its place; even keys have a record."""
+    own = np.unique(places)[::2]
+    records = table_at("bank", own.astype(np.float64), np.full((len(own), 1), 10.0))
+    secondary = audited_secondary(plan, records, ShowFeatures(), rounds=1, places=places)
+    exchange = SimulatedExchange({1: secondary}, plan.cut)
+    asked = RoundPlan(
+        round_number=exchange.rounds.next(),
+        rows=np.arange(len(places), dtype=np.int64),
+        active=exchange.ranks,
+        purpose="release",
+    )
+    sent = exchange.release(asked).flatten().double().numpy()
+    secondary.close()
+    means = normal_scores(cells)
+    read = means / means[-1] * plan.config.privacy.clip_norm
+    return np.abs(sent[:, None] - read).argmin(axis=1)
+
+
+def _symbols_plan(*, keys: int) -> RunPlan:
+    """Return the plan of a run with two rows a key."""
+    rows = 2 * keys
+    facts = RunFacts(rows=rows, train_rows=rows - 2, validation_rows=1, test_rows=1)
+    source = {
+        "federation": {"name": "audit", "task": "binary", "seed": 0},
+        "model": {"family": "class-means", "keys_as_features": False, "top": "tied"},
+        "training": {"batch_size": rows},
+        "base": {"estimator": "linear"},
+        "encoder": {"method": "class-means", "labels": "plaintext"},
+        "privacy": {
+            "epsilon": _SYMBOLS_EPSILON,
+            "delta": DELTA,
+            "encoder": "frozen",
+            "unit": "secondary-record",
+            "links_per_record": 1,
+        },
+        "linkage": {"protection": "none", "choose": "records", "max_distance": 0.5},
+        "party": parties_named(["primary", "bank"]),
+    }
+    return plan_run(parse_federation(source, file="federation of the audit"), facts)

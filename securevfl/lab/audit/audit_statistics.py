@@ -24,8 +24,8 @@ from securevfl.core import checks
 from securevfl.core.errors import ConfigError
 from securevfl.dp.gaussian import gaussian_noise_multiplier
 
-FALSE_FAILURE: Final = 3.5e-11
-"""Largest probability that one test fails a right mechanism; 28 of them are a report's 1e-9."""
+FALSE_FAILURE: Final = 3.2e-11
+"""Largest probability that one test fails a right mechanism; a report's 30 are within its 1e-9."""
 
 WORLDS: Final = 3
 """Kinds of rows in a round; see :mod:`securevfl.lab.audit.audit_statistics`."""
@@ -587,9 +587,9 @@ released again. ``pooled``: the mean of K records, each clipped, of a frozen one
 
 RELEASES: Final[tuple[Release, ...]] = ("sequence", "pooled")
 
-ClassMeans = Literal["class_sums", "label_sums", "drawn_labels"]
+ClassMeans = Literal["class_sums", "label_sums", "drawn_labels", "symbols"]
 """``class_sums``: of a secondary's records, as a primary sees them. ``label_sums``: the same as
-that secondary sees them. ``drawn_labels``: by randomised response."""
+that secondary sees them. ``drawn_labels``: by randomised response. ``symbols``: of scores."""
 
 Audited = Release | ClassMeans | Literal["one_run"]
 """Audited releases; ``one_run`` is a whole training."""

@@ -264,17 +264,19 @@ def audited_secondary(
     *,
     rounds: int,
     ledger_path: Path | None = None,
+    places: Int64[np.ndarray, " rows"] | None = None,
 ) -> Secondary:
     """Build a secondary as a run does, with a given bottom model and number of rounds.
 
     Args:
-        plan: Plan of the audit; the primary's rows lie at 0, 1 and so on.
+        plan: Plan of the audit.
         records: The secondary's table.
-        bottom: The bottom model, which learns only with an optimizer.
+        bottom: The bottom model, which learns only with an optimizer, and is not fitted.
         rounds: Number of admitted rounds.
         ledger_path: Path of the ledger; None keeps it in memory.
+        places: Keys of the primary's rows; None: 0, 1 and so on.
     """
-    rows = np.arange(plan.facts.rows, dtype=np.float64)
+    rows = np.arange(plan.facts.rows, dtype=np.float64) if places is None else places.astype(float)
     spec = link_spec(plan.config)
     link = Linker(spec, keys_of(spec.keys, table_at("primary", rows, rows[:, None])))
     ledger = Ledger(
@@ -289,6 +291,8 @@ def audited_secondary(
         device=torch.device("cpu"),
     )
     secondary.bottom, secondary.optimizer = bottom, None
+    if secondary.kept is not None:
+        secondary.kept.fit = None
     limits = SessionLimits.of(plan, party=records.name)
     secondary.validator = AuditRounds(limits, rounds=rounds)
     return secondary

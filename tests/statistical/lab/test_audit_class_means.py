@@ -1,18 +1,24 @@
-"""The audit passes the class sums and drawn labels of the installed code, and fails altered ones.
+"""The audit passes class sums, drawn labels and symbols of the installed code, fails altered ones.
 
-False alarm: each of its 8 tests fails the right mechanism with probability at most 3.5e-11. Miss:
+False alarm: each of its 10 tests fails the right mechanism with probability at most 3.2e-11, but
+the two of symbols, one with twice that and one never. Miss:
 noise and labels of altered mechanisms are the same in every run of these tests, which therefore
 never miss by chance; what chance there would be is stated beside each.
 """
 
+import math
+import os
 from collections.abc import Callable
 
 import numpy as np
 import pytest
+from scipy import stats
 
+from securevfl.dp import symbols
 from securevfl.dp.class_sums import SumFormat, integer_records
 from securevfl.dp.labels import randomised_labels
-from securevfl.lab.audit.audit_class_means import audit_class_means
+from securevfl.dp.symbols import SymbolNoise
+from securevfl.lab.audit.audit_class_means import audit_class_means, least_loss
 from securevfl.lab.audit.audit_statistics import AuditSettings
 from securevfl.mpc import dealt_sums
 from securevfl.mpc.dealt_sums import masked_noise, open_sums
@@ -36,14 +42,25 @@ def failed(settings: AuditSettings) -> set[str]:
 
 @pytest.mark.parametrize("settings", [FEW, AuditSettings()], ids=["little noise", "default"])
 def test_what_is_installed_passes(settings: AuditSettings) -> None:
-    """False alarm 3e-10; every power is 0.999 or more."""
+    """False alarm 4e-10; every power is 0.999 or more."""
     found = audit_class_means(settings)
     tests = [test for kind in found.values() for test in kind]
 
     assert [test.name for test in tests if test.verdict == "fail"] == []
-    assert [len(kind) for kind in found.values()] == [3, 3, 2]
+    assert [len(kind) for kind in found.values()] == [3, 3, 2, 2]
     assert min(test.power for test in tests) > 0.999
-    assert len({test.name for test in tests}) == 8
+    assert len({test.name for test in tests}) == 10
+
+
+def test_the_power_stated_for_symbols_is_had() -> None:
+    """Twice the loss is found if both counts are where 1 in 10,000 runs has them, or nearer."""
+    test = audit_class_means(FEW)["symbols"][0]
+    assert test.power == 1 - 2e-4
+    # 5 cells at epsilon 2: p of the odds with twice the loss that is charged.
+    own = 1 / (1 + 4 / (5 * math.exp(2 * test.threshold) - 4))
+    there = int(stats.binom.ppf(1e-4, 1024, own))
+    absent = int(stats.binom.isf(1e-4, 1024, 1 / 5))
+    assert least_loss(there, absent, 1024) > test.threshold
 
 
 def half_of_a_record(patch: Patch) -> None:
@@ -137,6 +154,49 @@ def labels_drawn_again(patch: Patch) -> None:
     patch.setattr(class_labels, "drawn_once", lambda _files, _rows, draw: draw())
 
 
+def at_twice_the_epsilon(patch: Patch) -> None:
+    """Own cells are kept as often as twice the epsilon allows."""
+    exact = symbols.turn_classes
+    patch.setattr(
+        symbols,
+        "turn_classes",
+        lambda cells, count, epsilon, words: exact(cells, count, 2 * epsilon, words),
+    )
+
+
+def absent_in_one_cell(patch: Patch) -> None:
+    """Rows without a record are as if one were in the first cell."""
+    exact = SymbolNoise.cells_of
+    patch.setattr(
+        SymbolNoise, "cells_of", lambda noise, values: np.maximum(exact(noise, values), 0)
+    )
+
+
+def a_draw_for_each_row(patch: Patch) -> None:
+    """Rows of a key share no draw."""
+    exact = SymbolNoise.draw
+
+    def draw(
+        noise: SymbolNoise, cells: np.ndarray, keys: np.ndarray, *, secret: bytes
+    ) -> np.ndarray:
+        return exact(noise, cells, np.arange(len(keys)), secret=secret)
+
+    patch.setattr(SymbolNoise, "draw", draw)
+
+
+def absent_rows_draw_again(patch: Patch) -> None:
+    """A row without a record draws its symbol whenever it is asked for."""
+    drawn = SymbolNoise.draw
+
+    def draw(
+        noise: SymbolNoise, cells: np.ndarray, keys: np.ndarray, *, secret: bytes
+    ) -> np.ndarray:
+        fresh = drawn(noise, cells, np.arange(len(keys)), secret=os.urandom(32))
+        return np.where(cells < 0, fresh, drawn(noise, cells, keys, secret=secret))
+
+    patch.setattr(SymbolNoise, "draw", draw)
+
+
 RECORD = {"record_noise_not_too_small", "records_not_too_distinguishable"}
 LABEL = {"label_noise_not_too_small", "labels_not_too_distinguishable"}
 
@@ -162,6 +222,13 @@ LABEL = {"label_noise_not_too_small", "labels_not_too_distinguishable"}
         (labels_kept_too_often, {"drawn_not_too_distinguishable"}),
         # Below 1e-9: one row that differs is enough.
         (labels_drawn_again, {"drawn_told_again_alike"}),
+        # 2e-4.
+        (at_twice_the_epsilon, {"symbols_not_too_distinguishable"}),
+        # 1 in 5 for any other cell with a record, never without one: below 1e-9.
+        (absent_in_one_cell, {"symbols_not_too_distinguishable"}),
+        # 1 in 5 for each of a thousand keys.
+        (a_draw_for_each_row, {"rows_of_a_key_have_one_symbol"}),
+        (absent_rows_draw_again, {"rows_of_a_key_have_one_symbol"}),
     ],
 )
 @pytest.mark.usefixtures("fixed_noise")
@@ -174,6 +241,8 @@ def test_what_is_altered_fails(
 
     assert caught_by <= found
     of_records = any(name.startswith("record") for name in caught_by)
+    of_symbols = any("symbol" in name for name in caught_by)
+    assert {name for name in found if "symbol" in name} == (caught_by if of_symbols else set())
     of_drawn = any(name.startswith("drawn") for name in caught_by)
     assert of_drawn == any(name.startswith("drawn") for name in found)
     if not of_records:

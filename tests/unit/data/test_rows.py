@@ -47,6 +47,16 @@ def test_empty_parts_are_refused(validation: float, test: float, error: type[Exc
         split_rows(20, validation_fraction=validation, test_fraction=test, seed=0)
 
 
+@pytest.mark.parametrize(
+    ("rows", "test", "validation"),
+    [(50, 0.2, 10), (360, 0.2, 72), (1_000, 0.2, 160), (5_000, 0.2, 500), (360, 0.9, 18)],
+)
+def test_small_tables_validate_on_a_larger_share(rows: int, test: float, validation: int) -> None:
+    """160 rows by default, from a tenth to a fifth of all; at most half of what does not test."""
+    split = split_rows(rows, validation_fraction=None, test_fraction=test, seed=0)
+    assert len(split.validation) == validation
+
+
 def test_an_epoch_uses_every_row_once() -> None:
     """Batches are full but for the last, and epochs differ in order."""
     rows = np.arange(100, 110)

@@ -103,3 +103,5 @@ def test_symbols_follow_from_the_file_alone(tmp_path: Path) -> None:
     assert predicted.releases.epsilon(few.noise_share_std) < 2.0
     # What crosses has no noise of its own.
     assert many.cut.noise_share_std == 0.0 < many.noise_share_std < 1.0
+    # As docs/class-means.md says of epsilon 2.
+    assert many.surviving == pytest.approx(0.57, abs=0.01)

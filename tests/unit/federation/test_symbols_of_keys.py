@@ -266,6 +266,23 @@ def test_a_key_that_was_asked_for_has_one_symbol_for_ever(
         assert (sent[2], sent[4], sent[3]) == (sent[0], sent[0], sent[1])
 
 
+@pytest.mark.parametrize("play", [trained, predicted])
+@pytest.mark.parametrize(
+    ("rows", "pairs"),
+    [(["a", "x", " a", "x "], [(0, 2), (1, 3)]), (["a", " a", "x", "x "], [(0, 1), (2, 3)])],
+    ids=["two rounds", "one round"],
+)
+def test_rows_of_one_key_have_one_symbol(
+    play: Callable[..., Sent],
+    rows: list[str],
+    pairs: list[tuple[int, int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However it is spelled, with a record and without."""
+    for sent in chances(monkeypatch, play, each(rows), ["a", "b"], "exact", 1):
+        assert all(sent[one] == sent[other] for one, other in pairs)
+
+
 def count_nothing(patch: pytest.MonkeyPatch) -> None:
     """Let every record take part for ever."""
     patch.setattr(RecordCounts, "admit", lambda _, records, *, most: (records >= 0) & (most > 0))

@@ -57,6 +57,7 @@ def primary(
         scale=1.0,
     )
     one._measures_better = partial(Primary._measures_better, one)
+    one._unseen_loss = partial(Primary._unseen_loss, one)
     one._unseen_outputs = partial(Primary._unseen_outputs, one)
     return one
 
@@ -91,6 +92,19 @@ def test_validation_rows_decide_where_directions_have_many_columns(
     assert (decision.used, decision.rows, decision.optimism) == (used, 20, 0.0)
 
 
+@pytest.mark.parametrize(
+    ("on_training", "surviving", "better"),
+    [(0.06, 1.0, False), (0.06, 0.01, True), (0.04, 1.0, False)],
+)
+def test_a_network_without_partners_has_no_optimism_to_lose(
+    on_training: float, surviving: float, better: bool
+) -> None:
+    """Partners must gain more over it than directions gain on labels that they have seen."""
+    joint = primary(columns=7, surviving=surviving, on_training=on_training, on_validation=0.0)
+    own = primary(on_training=0.05, on_validation=0.0)
+    assert Primary.is_better_than(joint, own) == better
+
+
 def test_rows_of_one_key_may_all_gain_by_the_one_label_that_was_seen() -> None:
     """Of six keys with ten rows each, the label of one row is fitted to, and all may be alike."""
     firsts = torch.arange(80) // 10 * 10
@@ -116,6 +130,17 @@ def test_training_rows_are_not_asked_where_alone_is_not_known_there() -> None:
     assert (decision.used, decision.rows) == ("alone", len(VALIDATION))
     # lambda is chosen by all of them, and counts though alone answers.
     assert decision.scale > 0
+
+
+@pytest.mark.parametrize(("right", "used"), [(13, "alone"), (14, "joint")])
+def test_validation_rows_that_chose_the_epoch_must_gain_more(right: int, used: str) -> None:
+    """A network is right about 13 of 20 rows, or 14: 1.4 or 1.9 standard errors."""
+    one = primary(on_training=0.0, on_validation=0.01)
+    one.out_of_fold = None
+    one.best_outputs[right:] *= -1
+    decision = Primary.decide(one, torch.zeros(80, 1), base_is_alone=True)
+    assert decision.gain > decision.error
+    assert (decision.used, decision.rows) == (used, 20)
 
 
 def test_a_lower_loss_is_not_enough_where_the_metric_is_worse(

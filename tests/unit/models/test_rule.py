@@ -71,6 +71,24 @@ def test_who_is_better_than_the_base_and_not_than_alone_is_not_used() -> None:
     assert found.used == "alone"
 
 
+def test_optimism_is_taken_off_the_gain_by_lambda() -> None:
+    """It shrinks lambda, and a gain that it leaves unclear is refused."""
+    targets, base = drawn(), torch.zeros(ROWS, 1)
+    more = {"base": base, "alone": base, "targets": targets[:, 0]}
+    # The loss (1 - 2 lambda)^2 + 0.8 lambda, over the mean square, is least at lambda = 0.4.
+    optimism = 0.8 * float(targets.square().mean())
+    assert decide(NUMBER, joint=2 * targets, **more, optimism=optimism).scale == 0.4
+
+    for scale in (0.5, 1.0):
+        more |= {"joint": 0.5 * targets, "scale": scale}
+        plain = decide(NUMBER, **more)
+        for unclear, used in ((0.9, "joint"), (1.1, "alone")):
+            optimism = unclear * (plain.gain - plain.error) / scale
+            found = decide(NUMBER, **more, optimism=optimism)
+            assert found.gain == pytest.approx(plain.gain - scale * optimism)
+            assert found.used == used
+
+
 @pytest.mark.parametrize("task", ["binary", "regression"])
 @pytest.mark.parametrize("surviving", [1.0, 0.5])
 def test_directions_are_as_optimistic_as_is_taken_off(task: str, surviving: float) -> None:
