@@ -30,7 +30,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from securevfl.core.memory import RSS_UNIT
 from securevfl.launch.child import EVENTS_VARIABLE, LIFELINE_VARIABLE
 
 MESSAGE_BYTES: Final = 1 << 16
@@ -81,11 +80,11 @@ class Forked:
         self._fork_server = fork_server
         self._handle = handle
 
-    def poll(self) -> tuple[int, int] | None:
-        """Return exit code and largest resident memory in bytes, or None while it runs."""
+    def poll(self) -> int | None:
+        """Return the exit code, minus a signal's number where one ended it; None while it runs."""
         return self._fork_server.end_of(self.pid)
 
-    def wait(self) -> tuple[int, int]:
+    def wait(self) -> int:
         """Wait until it has ended, and return the result of :meth:`poll`."""
         return self._fork_server.wait_for_end(self.pid)
 
@@ -101,7 +100,7 @@ class Forked:
         asked.register(self._handle, select.POLLIN)
         return bool(asked.poll(0))
 
-    def signal(self, number: signal.Signals) -> None:
+    def send_signal(self, number: signal.Signals) -> None:
         """Send a signal, unless it has ended."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._handle, number)
@@ -127,7 +126,7 @@ class ForkServer:
         """Whether it has ended by itself or was killed, so that it forks no more."""
         self.why_lost: str | None = None
         """Reason for the loss of a fork server that was silent for too long; None otherwise."""
-        self._ended: dict[int, tuple[int, int]] = {}
+        self._ended: dict[int, int] = {}
         self._unreported: dict[int, float] = {}
         """Time since which a child's end has not been reported, by its number."""
         self._running: dict[int, Forked] = {}
@@ -168,8 +167,8 @@ class ForkServer:
                 self._running[child.pid] = child
                 return child
 
-    def end_of(self, pid: int) -> tuple[int, int] | None:
-        """Return a child's exit code and peak memory in bytes; None while it runs."""
+    def end_of(self, pid: int) -> int | None:
+        """Return a child's exit code; None while it runs."""
         while pid not in self._ended:
             try:
                 self._receive(timeout_s=0)
@@ -180,8 +179,8 @@ class ForkServer:
                 pass  # all have ended
         return self._ended.get(pid)
 
-    def wait_for_end(self, pid: int) -> tuple[int, int]:
-        """Wait until a child has ended; return its exit code and peak memory in bytes."""
+    def wait_for_end(self, pid: int) -> int:
+        """Wait until a child has ended; return its exit code."""
         while pid not in self._ended:
             with contextlib.suppress(ConnectionError):  # all have ended
                 self._receive_within(SILENT_S)
@@ -239,7 +238,7 @@ class ForkServer:
         message = json.loads(content)
         if "ended" in message:
             pid = message["ended"]
-            self._ended[pid] = (message["code"], message["peak_memory_bytes"])
+            self._ended[pid] = message["code"]
             self._running.pop(pid)
             self._unreported.pop(pid, None)  # the next child with this number ends at its own time
         return message, given
@@ -248,8 +247,8 @@ class ForkServer:
         # Without the fork server, the end of its children is not reported.
         self.is_lost = True
         for pid, child in self._running.items():
-            child.signal(signal.SIGKILL)
-            self._ended[pid] = (-signal.SIGKILL, 0)
+            child.send_signal(signal.SIGKILL)
+            self._ended[pid] = -signal.SIGKILL
         self._running.clear()
 
 
@@ -315,10 +314,8 @@ def _send(wire: socket.socket, message: Mapping[str, int], *handles: int) -> Non
 
 
 def _report_end(wire: socket.socket, pid: int) -> None:
-    _, status, usage = os.wait4(pid, 0)
-    code = os.waitstatus_to_exitcode(status)
-    peak = usage.ru_maxrss * RSS_UNIT
-    _send(wire, {"ended": pid, "code": code, "peak_memory_bytes": peak})
+    _, status = os.waitpid(pid, 0)
+    _send(wire, {"ended": pid, "code": os.waitstatus_to_exitcode(status)})
 
 
 def _code_of(run: Callable[[], None]) -> int:
