@@ -237,17 +237,17 @@ class PartyProcess:
             return None
         if self.reported_failure is not None:
             return self.reported_failure
-        code = self.exit.exit_code
+        exit_code = _LOST
         if self._was_interrupted:
-            reason = f"was interrupted by its operator; its log is {self._log_path}"
-            return PartyFailure(party=self.name, reason=reason, exit_code=_LOST)
-        if code < 0:
+            how = "was interrupted by its operator"
+        elif self.exit.exit_code < 0:
             lost = self._process.why_lost if isinstance(self._process, Forked) else None
-            how = lost or f"was ended by {_signal_name(-code)}"
-            reason = f"{how}; its log is {self._log_path}"
-            return PartyFailure(party=self.name, reason=reason, exit_code=_LOST)
-        reason = f"exited with {code}: {self._last_words()}; its log is {self._log_path}"
-        return PartyFailure(party=self.name, reason=reason, exit_code=code)
+            how = lost or f"was ended by {_signal_name(-self.exit.exit_code)}"
+        else:
+            exit_code = self.exit.exit_code
+            how = f"exited with {exit_code}: {self._last_words()}"
+        reason = f"{how}; its log is {self._log_path}"
+        return PartyFailure(party=self.name, reason=reason, exit_code=exit_code)
 
     def _note_exit(self, code: int) -> None:
         self._exit_code, self._seconds = code, time.monotonic() - self._started
