@@ -109,9 +109,10 @@ class Party:
 
     def _contribute(self, transport: SecondaryTransport, pairs: dict[int, bytes]) -> None:
         rows, numbers = self.shape
-        masked = CrypTenSumTo(SecondaryWire(transport), PairwiseMasks(self.rank, pairs))
+        wire, masks = SecondaryWire(transport), PairwiseMasks(self.rank, pairs)
+        masked = CrypTenSumTo(wire, masks)
         seat = Seat(rank=self.rank, world=self.secondaries, pair_keys=pairs, context=bytes(32))
-        shared = SharedSum(masked, seat)
+        shared = SharedSum(wire, masks, seat)
         noise = ExactDiscreteGaussian(SIGMA * self.clip)
         units = torch.full((rows, numbers), int(self.clip / numbers**0.5), dtype=torch.int32)
         while True:

@@ -31,7 +31,7 @@ def create(
     from securevfl.config.reading import read_federation
     from securevfl.config.sections import parse_address
     from securevfl.core import checks, files
-    from securevfl.transport.identity import provision, provision_one
+    from securevfl.transport.identity import own_identity, provision
 
     config = read_federation(federation)
     checks.at_least(1, days=days)
@@ -39,10 +39,10 @@ def create(
     host = parse_address(config.address)[0]
     hosts = {config.primary.name: [host]}
     if name is not None:
-        party = config.party(name)
-        pinned = {
-            name: provision_one(party.name, out, valid_days=days, hosts=hosts.get(party.name, []))
-        }
+        own = own_identity(
+            config.party(name).name, out / name, valid_days=days, hosts=hosts.get(name, [])
+        )
+        pinned = {name: own.public_text}
     else:
         pinned = provision(
             [party.name for party in config.parties], out, valid_days=days, hosts=hosts

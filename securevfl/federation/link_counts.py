@@ -44,7 +44,7 @@ def link_count(plan: RunPlan, linked: LinkedSecondary, ledger: Ledger) -> LinkCo
         rows = plan.facts.rows
         count = int(has_candidate(linked.source, np.arange(rows, dtype=np.int64)).sum())
         std = plan.releases.link_count_std(plan.noise_share_std)
-        linked_rows = ledger.charge_own_link_count(lambda: noised_rows(count, rows=rows, std=std))
+        linked_rows = ledger.charge_link_count(lambda: noised_rows(count, rows=rows, std=std))
     return LinkCount(linked=linked_rows)
 
 
@@ -109,5 +109,5 @@ def book_link_counts(plan: RunPlan, ledger: Ledger, observe: progress.Observer) 
         observe(progress.Warned(text=f"no secondary says how many rows are linked: {why}"))
         return False
     if ledger.link_counts_due:
-        ledger.charge_link_count()
+        ledger.charge_link_count(lambda: None)
     return True

@@ -87,12 +87,12 @@ def sum_from_secondary(
     masks = PairwiseMasks(rank, others, degree=plan.config.privacy.mask_degree)
     agreed = repr((plan.cut, plan.training_rows))
     masks.bind(hashlib.sha256(agreed.encode()).digest(), tuple(others))
-    revealed = CrypTenSumTo(SecondaryWire(transport), masks)
+    wire = SecondaryWire(transport)
     if plan.config.engine == "masked":
-        return revealed, masks
+        return CrypTenSumTo(wire, masks), masks
     world = tuple(plan.secondaries)
     seat = Seat(rank=rank, world=world, pair_keys=others, context=context)
-    return SharedSum(revealed, seat), masks
+    return SharedSum(wire, masks, seat), masks
 
 
 class PeersOverStar(Peers):

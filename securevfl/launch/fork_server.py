@@ -30,7 +30,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from securevfl.core.memory import RSS_UNIT
 from securevfl.launch.child import EVENTS_VARIABLE, LIFELINE_VARIABLE
 
 MESSAGE_BYTES: Final = 1 << 16
@@ -78,16 +77,31 @@ class Forked:
 
     def __init__(self, fork_server: "ForkServer", pid: int, handle: int) -> None:
         self.pid = pid
+        self.code: int | None = None
+        """Exit code, minus a signal's number where one ended it; None until it is reported."""
+        self.unreported_since: float | None = None
+        """Time since which the report of its end is due."""
         self._fork_server = fork_server
         self._handle = handle
 
-    def poll(self) -> tuple[int, int] | None:
-        """Return exit code and largest resident memory in bytes, or None while it runs."""
-        return self._fork_server.end_of(self.pid)
+    def poll(self) -> int | None:
+        """Return :attr:`code` as soon as it is reported; None while the process runs."""
+        while self.code is None:
+            try:
+                self._fork_server.receive(timeout_s=0)
+            except BlockingIOError:
+                self._fork_server.require_report(self)
+                break
+            except ConnectionError:
+                pass  # all have ended
+        return self.code
 
-    def wait(self) -> tuple[int, int]:
-        """Wait until it has ended, and return the result of :meth:`poll`."""
-        return self._fork_server.wait_for_end(self.pid)
+    def wait(self) -> int:
+        """Wait until it has ended, and return :attr:`code`."""
+        while self.code is None:
+            with contextlib.suppress(ConnectionError):  # all have ended
+                self._fork_server.receive_within(SILENT_S)
+        return self.code
 
     @property
     def why_lost(self) -> str | None:
@@ -101,7 +115,7 @@ class Forked:
         asked.register(self._handle, select.POLLIN)
         return bool(asked.poll(0))
 
-    def signal(self, number: signal.Signals) -> None:
+    def send_signal(self, number: signal.Signals) -> None:
         """Send a signal, unless it has ended."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._handle, number)
@@ -127,9 +141,6 @@ class ForkServer:
         """Whether it has ended by itself or was killed, so that it forks no more."""
         self.why_lost: str | None = None
         """Reason for the loss of a fork server that was silent for too long; None otherwise."""
-        self._ended: dict[int, tuple[int, int]] = {}
-        self._unreported: dict[int, float] = {}
-        """Time since which a child's end has not been reported, by its number."""
         self._running: dict[int, Forked] = {}
         self._wire, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -159,33 +170,13 @@ class ForkServer:
         asked = {"name": name, "arguments": list(arguments), "handed": list(files.handed)}
         socket.send_fds(self._wire, [json.dumps(asked).encode()], files.handles)
         while True:
-            message, given = self._receive_within(LOADING_S)
+            message, given = self.receive_within(LOADING_S)
             if "refused" in message:
                 raise OSError(message["refused"], os.strerror(message["refused"]))
             if "started" in message:
                 child = Forked(self, message["started"], given[0])
-                self._ended.pop(child.pid, None)  # from an earlier child with the same number
                 self._running[child.pid] = child
                 return child
-
-    def end_of(self, pid: int) -> tuple[int, int] | None:
-        """Return a child's exit code and peak memory in bytes; None while it runs."""
-        while pid not in self._ended:
-            try:
-                self._receive(timeout_s=0)
-            except BlockingIOError:
-                self._require_reported(pid)
-                break
-            except ConnectionError:
-                pass  # all have ended
-        return self._ended.get(pid)
-
-    def wait_for_end(self, pid: int) -> tuple[int, int]:
-        """Wait until a child has ended; return its exit code and peak memory in bytes."""
-        while pid not in self._ended:
-            with contextlib.suppress(ConnectionError):  # all have ended
-                self._receive_within(SILENT_S)
-        return self._ended[pid]
 
     def close(self) -> None:
         """Kill the fork server; running children end with their launcher instead."""
@@ -193,7 +184,7 @@ class ForkServer:
         self._process.kill()
         self._process.wait()
 
-    def _receive_within(self, seconds: float) -> tuple[dict[str, Any], list[int]]:
+    def receive_within(self, seconds: float) -> tuple[dict[str, Any], list[int]]:
         """Wait for a message, and wake a stopped fork server meanwhile.
 
         Raises:
@@ -201,17 +192,20 @@ class ForkServer:
         """
         for part in (_WOKEN_AFTER, 1 - _WOKEN_AFTER):
             try:
-                return self._receive(timeout_s=part * seconds)
+                return self.receive(timeout_s=part * seconds)
             except TimeoutError:
                 self._process.send_signal(signal.SIGCONT)
         self._give_up(seconds)
         raise ConnectionResetError("the process that starts parties is silent")
 
-    def _require_reported(self, pid: int) -> None:
+    def require_report(self, child: Forked) -> None:
         """Wake a fork server that is late to report a child's end; kill one that never does."""
-        if pid not in self._running or not self._running[pid].has_ended:
+        if not child.has_ended:
             return
-        late_s = time.monotonic() - self._unreported.setdefault(pid, time.monotonic())
+        now = time.monotonic()
+        if child.unreported_since is None:
+            child.unreported_since = now
+        late_s = now - child.unreported_since
         if late_s > SILENT_S:
             self._give_up(SILENT_S)
         elif late_s > _WOKEN_AFTER * SILENT_S:
@@ -225,7 +219,14 @@ class ForkServer:
         self._process.kill()
         self._end_all()
 
-    def _receive(self, *, timeout_s: float) -> tuple[dict[str, Any], list[int]]:
+    def receive(self, *, timeout_s: float) -> tuple[dict[str, Any], list[int]]:
+        """Receive a message with its descriptors; a child's end is noted at the child.
+
+        Raises:
+            ConnectionError: If the fork server has ended.
+            BlockingIOError: If nothing has arrived and ``timeout_s`` is 0.
+            TimeoutError: If nothing arrives in time.
+        """
         self._wire.settimeout(timeout_s)
         try:
             content, given, _, _ = socket.recv_fds(self._wire, MESSAGE_BYTES, 1)
@@ -238,18 +239,15 @@ class ForkServer:
             raise ConnectionResetError("the process that starts parties has ended")
         message = json.loads(content)
         if "ended" in message:
-            pid = message["ended"]
-            self._ended[pid] = (message["code"], message["peak_memory_bytes"])
-            self._running.pop(pid)
-            self._unreported.pop(pid, None)  # the next child with this number ends at its own time
+            self._running.pop(message["ended"]).code = message["code"]
         return message, given
 
     def _end_all(self) -> None:
         # Without the fork server, the end of its children is not reported.
         self.is_lost = True
-        for pid, child in self._running.items():
-            child.signal(signal.SIGKILL)
-            self._ended[pid] = (-signal.SIGKILL, 0)
+        for child in self._running.values():
+            child.send_signal(signal.SIGKILL)
+            child.code = -signal.SIGKILL
         self._running.clear()
 
 
@@ -315,10 +313,8 @@ def _send(wire: socket.socket, message: Mapping[str, int], *handles: int) -> Non
 
 
 def _report_end(wire: socket.socket, pid: int) -> None:
-    _, status, usage = os.wait4(pid, 0)
-    code = os.waitstatus_to_exitcode(status)
-    peak = usage.ru_maxrss * RSS_UNIT
-    _send(wire, {"ended": pid, "code": code, "peak_memory_bytes": peak})
+    _, status = os.waitpid(pid, 0)
+    _send(wire, {"ended": pid, "code": os.waitstatus_to_exitcode(status)})
 
 
 def _code_of(run: Callable[[], None]) -> int:

@@ -8,13 +8,12 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, ClassVar, Final
+from typing import IO, Any, Final
 
 from securevfl.core import errors
 from securevfl.core.files import open_to_append
-from securevfl.core.memory import RSS_UNIT
 from securevfl.launch.child import EVENTS_VARIABLE, FAILURE_EVENT, LIFELINE_VARIABLE, MEMORY_EVENT
 from securevfl.launch.fork_server import ChildFiles, Forked, ForkServer
 
@@ -38,8 +37,7 @@ class PartyExit:
     """Seconds from its start to its end."""
 
     peak_memory_bytes: int
-    """Peak resident memory as the process reported it, or else as the system measured it, which may
-    include its launcher's memory at the start."""
+    """Peak resident memory as the process reported it; 0 if it reported none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,54 +96,6 @@ class PartyCommand:
     replaces. They have no name in the file system, so that secrets vanish with the processes."""
 
 
-class _Program:
-    """A party's program as a child of this process."""
-
-    def __init__(self, command: PartyCommand, files: ChildFiles) -> None:
-        paths = {name: f"/dev/fd/{handle}" for name, handle in files.handed.items()}
-        self._process = subprocess.Popen(
-            [*command.program, *(paths.get(argument, argument) for argument in command.arguments)],
-            stdin=files.lifeline,
-            stdout=files.log,
-            stderr=subprocess.STDOUT,
-            env={
-                **os.environ,
-                **command.environment,
-                EVENTS_VARIABLE: str(files.events),
-                LIFELINE_VARIABLE: "stdin",
-            },
-            pass_fds=(files.events, *files.handed.values()),
-            # The launcher handles Ctrl-C, and ends the parties in order.
-            process_group=0,
-        )
-        self.pid = self._process.pid
-
-    why_lost: ClassVar[None] = None
-    """A program is lost with this process alone."""
-
-    def poll(self) -> tuple[int, int] | None:
-        """Return exit code and largest resident memory in bytes, or None while it runs."""
-        pid, status, usage = os.wait4(self.pid, os.WNOHANG)
-        return self._reap(status, usage.ru_maxrss) if pid else None
-
-    def wait(self) -> tuple[int, int]:
-        """Wait until it has ended, and return the result of :meth:`poll`."""
-        _, status, usage = os.wait4(self.pid, 0)
-        return self._reap(status, usage.ru_maxrss)
-
-    def signal(self, number: signal.Signals) -> None:
-        """Send a signal; only this process reaps the child, so its number is still valid."""
-        os.kill(self.pid, number)
-
-    def close(self) -> None:
-        """Do nothing: :meth:`poll` has released everything."""
-
-    def _reap(self, status: int, peak_memory: int) -> tuple[int, int]:
-        code = os.waitstatus_to_exitcode(status)
-        self._process.returncode = code  # so that Popen does not wait for it again
-        return code, peak_memory * RSS_UNIT
-
-
 class PartyProcess:
     """A started party's process; its reports arrive at :attr:`events_fd`.
 
@@ -157,18 +107,19 @@ class PartyProcess:
     def __init__(self, command: PartyCommand, fork_server: ForkServer | None = None) -> None:
         self.name = command.name
         self.command = command
-        self._exit: PartyExit | None = None
+        self._exit_code: int | None = None
+        self._seconds = 0.0
         self.reported_failure: PartyFailure | None = None
         """Failure that the process has reported itself."""
         self.reports_ended = False
         """Whether the process can report nothing more."""
-        if not hasattr(os, "wait4"):
+        if not hasattr(os, "fork"):
             raise errors.ConfigError(
                 "processes of parties need Linux or macOS; this system simulates: "
                 "securevfl simulate, or securevfl.simulate in Python"
             )
         self._log_path = command.log_path
-        self._reported_memory: int | None = None
+        self._peak_memory_bytes = 0
         self._started = time.monotonic()
         self._pending = b""
         try:
@@ -202,10 +153,15 @@ class PartyProcess:
 
     @property
     def exit(self) -> PartyExit | None:
-        """How the process ended, with the memory that it reported, if any; None while it runs."""
-        if self._exit is None or self._reported_memory is None:
-            return self._exit
-        return replace(self._exit, peak_memory_bytes=self._reported_memory)
+        """How the process ended; None while it runs."""
+        if self._exit_code is None:
+            return None
+        return PartyExit(
+            name=self.name,
+            exit_code=self._exit_code,
+            seconds=self._seconds,
+            peak_memory_bytes=self._peak_memory_bytes,
+        )
 
     @property
     def pid(self) -> int:
@@ -229,13 +185,13 @@ class PartyProcess:
                     exit_code=int(event.get("exit_code", _LOST)),
                 )
             elif event.get("event") == MEMORY_EVENT:
-                self._reported_memory = int(event["peak_memory_bytes"])
+                self._peak_memory_bytes = int(event["peak_memory_bytes"])
         return [event for event in events if event.get("event") != MEMORY_EVENT]
 
     def poll(self) -> PartyExit | None:
         """Return how the process ended, or None while it runs."""
-        if self.exit is None and (ended := self._process.poll()) is not None:
-            self._note_exit(*ended)
+        if self._exit_code is None and (code := self._process.poll()) is not None:
+            self._note_exit(code)
         return self.exit
 
     def interrupt(self) -> None:
@@ -249,12 +205,13 @@ class PartyProcess:
     def kill(self) -> None:
         """End the process now, stopped or not, and reap it."""
         self._signal(signal.SIGKILL)
-        if self.exit is None:
-            self._note_exit(*self._process.wait())
+        if self._exit_code is None:
+            self._note_exit(self._process.wait())
 
     def close(self) -> None:
         """Close the pipes of a process that has ended."""
-        self._process.close()
+        if isinstance(self._process, Forked):
+            self._process.close()
         os.close(self._lifeline)
         os.close(self.events_fd)
 
@@ -280,28 +237,24 @@ class PartyProcess:
             return None
         if self.reported_failure is not None:
             return self.reported_failure
-        code = self.exit.exit_code
+        exit_code = _LOST
         if self._was_interrupted:
-            reason = f"was interrupted by its operator; its log is {self._log_path}"
-            return PartyFailure(party=self.name, reason=reason, exit_code=_LOST)
-        if code < 0:
-            how = self._process.why_lost or f"was ended by {_signal_name(-code)}"
-            reason = f"{how}; its log is {self._log_path}"
-            return PartyFailure(party=self.name, reason=reason, exit_code=_LOST)
-        reason = f"exited with {code}: {self._last_words()}; its log is {self._log_path}"
-        return PartyFailure(party=self.name, reason=reason, exit_code=code)
+            how = "was interrupted by its operator"
+        elif self.exit.exit_code < 0:
+            lost = self._process.why_lost if isinstance(self._process, Forked) else None
+            how = lost or f"was ended by {_signal_name(-self.exit.exit_code)}"
+        else:
+            exit_code = self.exit.exit_code
+            how = f"exited with {exit_code}: {self._last_words()}"
+        reason = f"{how}; its log is {self._log_path}"
+        return PartyFailure(party=self.name, reason=reason, exit_code=exit_code)
 
-    def _note_exit(self, code: int, peak: int) -> None:
-        self._exit = PartyExit(
-            name=self.name,
-            exit_code=code,
-            seconds=time.monotonic() - self._started,
-            peak_memory_bytes=peak,
-        )
+    def _note_exit(self, code: int) -> None:
+        self._exit_code, self._seconds = code, time.monotonic() - self._started
 
     def _signal(self, number: signal.Signals) -> None:
         if self.poll() is None:
-            self._process.signal(number)
+            self._process.send_signal(number)
 
     def _read_lines(self) -> list[bytes]:
         lines: list[bytes] = []
@@ -328,12 +281,27 @@ class PartyProcess:
 
 def _start_program(
     command: PartyCommand, files: ChildFiles, fork_server: ForkServer | None
-) -> _Program | Forked:
+) -> subprocess.Popen[bytes] | Forked:
     if fork_server is not None:
         # A fork server that failed to load its modules has ended: the program will say why.
         with contextlib.suppress(ConnectionError):
             return fork_server.fork(command.arguments, files, name=command.name)
-    return _Program(command, files)
+    paths = {name: f"/dev/fd/{handle}" for name, handle in files.handed.items()}
+    return subprocess.Popen(
+        [*command.program, *(paths.get(argument, argument) for argument in command.arguments)],
+        stdin=files.lifeline,
+        stdout=files.log,
+        stderr=subprocess.STDOUT,
+        env={
+            **os.environ,
+            **command.environment,
+            EVENTS_VARIABLE: str(files.events),
+            LIFELINE_VARIABLE: "stdin",
+        },
+        pass_fds=(files.events, *files.handed.values()),
+        # The launcher handles Ctrl-C, and ends the parties in order.
+        process_group=0,
+    )
 
 
 def _parse(line: bytes) -> object:

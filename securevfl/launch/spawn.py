@@ -233,60 +233,10 @@ _STEADY_S: Final = 60.0
 OnEnd = Callable[[str, str], None]
 
 
-class KeptProcesses:
-    """Processes that are started again whenever they end."""
-
-    def __init__(
-        self, commands: Sequence[PartyCommand], *, on_event: OnEvent, on_end: OnEnd
-    ) -> None:
-        self._commands = {command.name: command for command in commands}
-        self._on_end = on_end
-        self.launch = Launch(on_event)
-        """The running processes."""
-        self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._keep, name="securevfl-keeper", daemon=True)
-
-    def start(self) -> None:
-        """Start all processes.
-
-        Raises:
-            ConfigError: If a process cannot be started.
-        """
-        for command in self._commands.values():
-            self.launch.start(command)
-        self._thread.start()
-
-    def end(self) -> None:
-        """End all processes, first by SIGTERM, then by SIGKILL."""
-        self._ending.set()
-        if self._thread.ident is not None:
-            self._thread.join()
-        self.launch.end_all()
-
-    def _keep(self) -> None:
-        pauses: dict[str, float] = {}
-        due: dict[str, float] = {}
-        while not self._ending.is_set():
-            self.launch.turn()
-            for party in list(self.launch.parties):
-                ended = party.exit
-                if ended is None:
-                    continue
-                failure = party.own_failure()
-                self._on_end(party.name, "ended" if failure is None else failure.reason)
-                self.launch.forget(party)
-                before = _FIRST_PAUSE_S if ended.seconds > _STEADY_S else pauses.get(party.name, 0)
-                pauses[party.name] = min(max(2 * before, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
-                due[party.name] = time.monotonic() + pauses[party.name]
-            for name in [name for name, at in due.items() if time.monotonic() >= at]:
-                del due[name]
-                self.launch.start(self._commands[name])
-
-
 @contextmanager
 def keeping(
     commands: Sequence[PartyCommand], *, on_event: OnEvent, on_end: OnEnd
-) -> Iterator[KeptProcesses]:
+) -> Iterator[Launch]:
     """Keep parties running in the block; no process outlives it.
 
     Args:
@@ -297,15 +247,50 @@ def keeping(
             again after half a second, and after twice the last pause each further time, up to half
             a minute.
 
+    Yields:
+        The running processes.
+
     Raises:
         ConfigError: If a process cannot be started.
 
     Reveals:
         To the user of this machine: every party's reports.
     """
-    kept = KeptProcesses(commands, on_event=on_event, on_end=on_end)
+    launch, ending = Launch(on_event), threading.Event()
+    keeper = threading.Thread(
+        target=_keep, args=(launch, commands, ending, on_end), name="securevfl-keeper", daemon=True
+    )
     try:
-        kept.start()
-        yield kept
+        for command in commands:
+            launch.start(command)
+        keeper.start()
+        yield launch
     finally:
-        kept.end()
+        ending.set()
+        if keeper.ident is not None:
+            keeper.join()
+        launch.end_all()
+
+
+def _keep(
+    launch: Launch, commands: Sequence[PartyCommand], ending: threading.Event, on_end: OnEnd
+) -> None:
+    """Start processes again until ``ending`` is set."""
+    by_name = {command.name: command for command in commands}
+    pauses: dict[str, float] = {}
+    due: dict[str, float] = {}
+    while not ending.is_set():
+        launch.turn()
+        for party in list(launch.parties):
+            ended = party.exit
+            if ended is None:
+                continue
+            failure = party.own_failure()
+            on_end(party.name, "ended" if failure is None else failure.reason)
+            launch.forget(party)
+            before = _FIRST_PAUSE_S if ended.seconds > _STEADY_S else pauses.get(party.name, 0)
+            pauses[party.name] = min(max(2 * before, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
+            due[party.name] = time.monotonic() + pauses[party.name]
+        for name in [name for name, at in due.items() if time.monotonic() >= at]:
+            del due[name]
+            launch.start(by_name[name])

@@ -567,20 +567,14 @@ class LedgerBook:
         self.sessions[-1].release = str(entry["digest"])
 
     def _labels(self, entry: Mapping[str, Any]) -> None:
-        names = ("mechanism", "epsilon", "delta", "parties", "digest")
-        self.sessions[-1].labels.append(LabelRelease(**{name: entry[name] for name in names}))
+        self.sessions[-1].labels.append(LabelRelease(**_fields_of(LabelRelease, entry)))
 
     def _limit(self, entry: Mapping[str, Any]) -> None:
-        names = ("unit", "epsilon", "delta", "time")
-        limit = read_settings(Limit, {name: entry[name] for name in names}, where="limit")
+        limit = read_settings(Limit, _fields_of(Limit, entry), where="limit")
         self.limits[limit.unit] = limit
 
     def _program(self, entry: Mapping[str, Any]) -> None:
-        self.programs.append(
-            ProgramUse(
-                **{data_field.name: entry[data_field.name] for data_field in fields(ProgramUse)}
-            )
-        )
+        self.programs.append(ProgramUse(**_fields_of(ProgramUse, entry)))
 
     def _programs(self, entry: Mapping[str, Any]) -> None:
         self.programs_allowed = entry["allowed"] is True
@@ -601,6 +595,11 @@ class LedgerBook:
             self._met.add(str(entry["run"]))
             if entry["point"] == END:
                 self._ended.add(str(entry["run"]))
+
+
+def _fields_of(kind: type[Any], entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a line's values for the fields of a dataclass, by name."""
+    return {data_field.name: entry[data_field.name] for data_field in fields(kind)}
 
 
 _KINDS: Final[Mapping[str, Callable[[LedgerBook, Mapping[str, Any]], None]]] = {
@@ -713,17 +712,13 @@ def label_figures(own: Sequence[Session], table: Sequence[Session]) -> dict[str,
         ``total_epsilon`` and ``total_together`` of all ``runs`` on the table; all None if the run
         released no labels.
     """
-    run, total = labels_spent(own), labels_spent(table)
-    if run is None or total is None:
-        names = ("epsilon", "together", "delta", "total_epsilon", "total_together", "runs")
-        return dict.fromkeys(names)
+    run = labels_spent(own)
+    total = None if run is None else labels_spent(table)
     return {
-        "epsilon": run.epsilon,
-        "together": run.together,
-        "delta": run.delta,
-        "total_epsilon": total.epsilon,
-        "total_together": total.together,
-        "runs": total.runs,
+        **{name: getattr(run, name, None) for name in ("epsilon", "together", "delta")},
+        "total_epsilon": getattr(total, "epsilon", None),
+        "total_together": getattr(total, "together", None),
+        "runs": getattr(total, "runs", None),
     }
 
 

@@ -7,7 +7,7 @@ a session's plan, a run's budget or the owner's limit is refused.
 import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 from jaxtyping import Int64
@@ -28,6 +28,8 @@ from securevfl.ledger.book import (
 )
 from securevfl.ledger.chain import now
 from securevfl.ledger.ledger_file import LedgerFile, RecordCounts
+
+Linked = TypeVar("Linked", bound=int | None)
 
 _ROUNDING: Final = 1e-9
 """Relative difference of epsilon by rounding, between a release in parts and in one go."""
@@ -472,47 +474,33 @@ class Ledger:
         self._own.fits += 1
         return epsilon
 
-    def charge_link_count(self) -> None:
-        """Book secondaries' answers on how many rows are linked, once a run, at the primary.
-
-        Raises:
-            BudgetExceededError: If the budget does not cover it; nothing is booked then.
-            PrivacyError: If this run has no such number, or has answered before.
-        """
-        self._book_link_count(self._cost_of_link_count(), None)
-
-    def charge_own_link_count(self, draw: Callable[[], int]) -> int:
-        """Book how many rows are linked, durably, and return it: a secondary's answer, once a run.
+    def charge_link_count(self, draw: Callable[[], Linked]) -> Linked:
+        """Book how many rows are linked, durably, and return it: once a run.
 
         The line holds the number, so that it is charged and known at the same moment.
 
         Args:
-            draw: Draws the noised number.
+            draw: Draws a secondary's noised number; returns None at the primary, which books the
+                secondaries' answers.
 
         Raises:
             BudgetExceededError: If the budget does not cover it; nothing is drawn or booked then.
             PrivacyError: If this run reports no such number, or has reported it before.
         """
-        epsilon = self._cost_of_link_count()
-        linked = draw()
-        self._book_link_count(epsilon, linked)
-        return linked
-
-    def _cost_of_link_count(self) -> float:
-        """Return the epsilon of this run with one more answer, which must be due and covered."""
         if not self.link_counts_due:
             raise PrivacyError(
                 "how many rows are linked is said once in a run, where it is planned"
             )
-        return self._require(
+        epsilon = self._require(
             rounds=0, rows=0, passes=0, link_counts=1, what="saying how many rows are linked"
         )
-
-    def _book_link_count(self, epsilon: float, linked: int | None) -> None:
-        kind = "link-count"
-        self._file.append({"kind": kind, "linked": linked, "epsilon": finite_or_none(epsilon)})
+        linked = draw()
+        self._file.append(
+            {"kind": "link-count", "linked": linked, "epsilon": finite_or_none(epsilon)}
+        )
         self._own.link_counts += 1
         self._own.linked_rows = linked
+        return linked
 
     def count_records(self, folder: Path, keys: KeyTable) -> None:
         """Open the counts of each record's releases in predictions.

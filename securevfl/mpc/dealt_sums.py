@@ -28,19 +28,17 @@ different keys nothing cancels.
 
 import hmac
 import json
+import math
 import os
-import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Final
 
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher
-from cryptography.hazmat.primitives.ciphers.algorithms import AES256
-from cryptography.hazmat.primitives.ciphers.modes import GCM
 from jaxtyping import Int64, UInt64
 
 from securevfl.core.errors import ProtocolError
+from securevfl.mpc.masks import key_stream
 
 SEED_BYTES: Final = 32
 MOST_WORDS: Final = 1 << 27
@@ -111,7 +109,7 @@ def deal(what: DealtFor) -> tuple[SumDealing, bytes]:
     words = np.frombuffer(os.urandom(8 * what.rows), dtype=np.uint64)
     shifts = (words % np.uint64(what.bins)).astype(np.int64)
     key = what.key(seed)
-    correction = _noise_mask(key, what)
+    correction = uniform(key, 0, what.shape)  # P
     for piece, masks in _row_masks(key, what):
         correction += _rolled_sum(masks, shifts[piece])
     return SumDealing(shifts=shifts, correction=correction), seed
@@ -169,7 +167,7 @@ def masked_noise(
     Reveals:
         To the primary: nothing alone; see :func:`mask_vectors`.
     """
-    return noise.view(np.uint64) + _noise_mask(what.key(seed), what)
+    return noise.view(np.uint64) + uniform(what.key(seed), 0, what.shape)
 
 
 def open_sums(
@@ -243,13 +241,7 @@ def _row_masks(
         yield slice(start, start + count), uniform(key, number, (count, *what.shape))
 
 
-def _noise_mask(key: bytes, what: DealtFor) -> UInt64[np.ndarray, "bins numbers"]:
-    """Return the mask P."""
-    return uniform(key, 0, what.shape)
-
-
 def uniform(key: bytes, number: int, shape: tuple[int, ...]) -> UInt64[np.ndarray, "..."]:
     """Return uniform numbers from the AES-256 key stream ``number`` of a key."""
-    words = int(np.prod(shape))
-    stream = Cipher(AES256(key), GCM(struct.pack(">IQ", 0, number))).encryptor()
-    return np.frombuffer(bytearray(stream.update(bytes(8 * words))), np.uint64).reshape(shape)
+    stream = key_stream(key, number).update(bytes(8 * math.prod(shape)))
+    return np.frombuffer(bytearray(stream), np.uint64).reshape(shape)

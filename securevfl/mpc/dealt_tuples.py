@@ -20,14 +20,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import reduce
 from operator import add, xor
-from typing import Any, Final, Literal, Protocol, get_args, runtime_checkable
+from typing import Any, Final, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from securevfl.core.errors import ProtocolError
+from securevfl.core.errors import ConfigError, ProtocolError
+from securevfl.core.settings import read_settings
 from securevfl.mpc.crypten_bridge import TupleProvider, crypten
 from securevfl.mpc.dealt_sums import MOST_WORDS, SEED_BYTES, uniform
 
@@ -79,21 +80,9 @@ class TupleRequest:
             ProtocolError: If it is not a valid request.
         """
         try:
-            number, sizes = content["number"], content["sizes"]
-            texts = (content["kind"], content["operation"], content["options"])
-            lengths = [length for size in sizes for length in size]
-            whole = all(type(value) is int for value in (number, *lengths))
-            if not whole or texts[0] not in get_args(Kind) or set(map(type, texts)) != {str}:
-                raise ValueError
-        except (KeyError, TypeError, ValueError):
+            return read_settings(cls, content, where="request")
+        except (ConfigError, TypeError, ValueError):
             raise ProtocolError(f"no request of a dealer's randomness: {content!r:.80}") from None
-        return cls(
-            number=number,
-            kind=texts[0],
-            sizes=tuple(tuple(size) for size in sizes),
-            operation=texts[1],
-            options=texts[2],
-        )
 
     @property
     def on_bits(self) -> bool:

@@ -363,7 +363,7 @@ class PairwiseMasks:
         return [
             (
                 peer,
-                _key_stream(
+                key_stream(
                     hmac.digest(self._keys[peer], agreed + self._transcripts[peer], "sha256"),
                     round_number,
                 ),
@@ -384,9 +384,9 @@ class PairwiseMasks:
                 combine(piece, stream_words[: len(piece)], out=piece)
 
 
-def _key_stream(key: bytes, round_number: int) -> CipherContext:
+def key_stream(key: bytes, number: int) -> CipherContext:
+    """Return the AES-256 key stream ``number`` of a key: the encryptor of zeros."""
     # GCM without its tag is counter mode over the blocks nonce || 2, nonce || 3, ...; OpenSSL has
-    # wide vector code for it alone, 2.5 times as fast as for plain CTR. The round is the nonce,
+    # wide vector code for it alone, 2.5 times as fast as for plain CTR. The number is the nonce,
     # and the 32-bit counter, which may not wrap, ends a stream after 64 GiB with an error.
-    nonce = struct.pack(">IQ", 0, round_number)
-    return Cipher(AES256(key), GCM(nonce)).encryptor()
+    return Cipher(AES256(key), GCM(struct.pack(">IQ", 0, number))).encryptor()

@@ -32,10 +32,11 @@ from torch import Tensor
 
 from securevfl.core.errors import ProtocolError
 from securevfl.mpc import crypten_bridge
-from securevfl.mpc.codec import Words
+from securevfl.mpc.codec import Words, WordWire
 from securevfl.mpc.crypten_bridge import ArithmeticSharedTensor, CrypTenSumTo, ReduceOp
 from securevfl.mpc.dealt_sums import uniform
 from securevfl.mpc.dealt_tuples import DealerLine, DealtTuples, SeedOfMember
+from securevfl.mpc.masks import PairwiseMasks
 
 _STREAM_LABEL: Final = b"securevfl/mpc/on-shares/stream/v1"
 _SEED_LABEL: Final = b"securevfl/mpc/on-shares/zero/v1"
@@ -417,7 +418,7 @@ def computing(member: Seat, *, number: int = 0) -> Iterator[LineCommunicator]:
         yield communicator
 
 
-class SharedSum:
+class SharedSum(CrypTenSumTo):
     """SplitAvg as a CrypTen program, for ``mpc.engine = "crypten"``.
 
     Every secondary's words are CrypTen tensors that all active secondaries share. Each adds its
@@ -425,14 +426,16 @@ class SharedSum:
     primary do the shares add up to the sum, which is equal to that of ``"masked"`` to the bit.
     """
 
-    def __init__(self, revealed: CrypTenSumTo, seat: Seat) -> None:
+    def __init__(self, wire: WordWire, masks: PairwiseMasks, seat: Seat) -> None:
         """Create a secondary's end of the sum.
 
         Args:
-            revealed: Masks this secondary's share, and reveals the sum to the primary.
+            wire: Transport of the words.
+            masks: This secondary's masks.
             seat: This secondary's seat among all secondaries.
         """
-        self._revealed, self._seat = revealed, seat
+        super().__init__(wire, masks)
+        self._seat = seat
 
     def __call__(self, words: Words, *, round_number: int, active: Sequence[int]) -> Words | None:
         """Share ``words``, add up the shares and contribute the result; see :class:`SumTo`.
@@ -451,23 +454,4 @@ class SharedSum:
                 for src in range(communicator.get_world_size())
             ]
             total = sum(shared[1:], shared[0]).share
-        return self._revealed(total, round_number=round_number, active=active)
-
-    def bind(self, message_digest: bytes, ranks: Sequence[int]) -> None:
-        """Bind a message of the primary; see :class:`securevfl.mpc.codec.SumTo`.
-
-        Reveals:
-            Nothing.
-        """
-        self._revealed.bind(message_digest, ranks)
-
-    def prepare(self, count: int, *, round_number: int, active: Sequence[int]) -> None:
-        """Start computing this round's mask in the background.
-
-        Raises:
-            ProtocolError: If the round's mask was used before.
-
-        Reveals:
-            Nothing.
-        """
-        self._revealed.prepare(count, round_number=round_number, active=active)
+        return super().__call__(total, round_number=round_number, active=active)

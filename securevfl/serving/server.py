@@ -23,7 +23,7 @@ from securevfl.core.errors import ConfigError, PartyFailedError, PartyTimeoutErr
 from securevfl.core.progress import Observer, Warned, unheard
 from securevfl.federation.saved_model import FOLDER, SavedModel, load_model
 from securevfl.federation.session.membership import active_without, idle_helpers
-from securevfl.launch.spawn import KeptProcesses, keeping
+from securevfl.launch.spawn import Launch, keeping
 from securevfl.runtime import launching
 from securevfl.runtime.party import PartySession, party_session
 from securevfl.runtime.prediction_session import NamedRows, PredictionSession
@@ -45,7 +45,7 @@ class OpenedModel:
     model: Model
     kept: SavedModel
     rows: RowFormat
-    processes: KeptProcesses | None = None
+    processes: Launch | None = None
     """Processes of the other parties, if they run on this machine."""
 
     def describe(self, *, max_rows: int) -> Served:
@@ -136,7 +136,7 @@ def between_processes(
     job: PartyJob,
     *,
     identity: Identity | None = None,
-    processes: KeptProcesses | None = None,
+    processes: Launch | None = None,
     without_lost: bool = False,
 ) -> Iterator[OpenedModel]:
     """Hold the primary's files, and sessions with the other parties.
@@ -199,7 +199,7 @@ def _rows(config: FederationConfig, model: SavedModel) -> RowFormat:
 @contextmanager
 def _others_in_processes(
     config: FederationConfig, options: RunOptions
-) -> Iterator[tuple[FederationConfig, Identity, KeptProcesses]]:
+) -> Iterator[tuple[FederationConfig, Identity, Launch]]:
     """Run every party except the primary in its own process, ready for requests.
 
     Args:
@@ -229,8 +229,8 @@ def _others_in_processes(
     with launching.parties_here(config) as here:
         left_out = {primary, *idle_helpers(config)}
         commands = here.commands(options, of_all=["--serve"], without=left_out)
-        with keeping(commands, on_event=on_event, on_end=on_end) as kept:
-            yield here.config, here.identities[primary], kept
+        with keeping(commands, on_event=on_event, on_end=on_end) as launch:
+            yield here.config, here.identities[primary], launch
 
 
 class WithoutLost:

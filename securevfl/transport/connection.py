@@ -48,48 +48,36 @@ HEARTBEATS_PER_SILENCE: Final = 4
 class TransportLimits:
     """Timeouts and sizes of a transport."""
 
-    silence_timeout_s: float = 10.0
+    silence_timeout_s: checks.Positive = 10.0
     """Seconds without a heartbeat or message after which a party counts as lost."""
 
-    lowest_rate: float = 1000.0
+    lowest_rate: checks.NonNegative = 1000.0
     """Smallest rate, in bytes a second over ``silence_timeout_s``, at which a party must read
     waiting messages, or counts as lost; 0: any."""
 
-    handshake_timeout_s: float = 10.0
+    handshake_timeout_s: checks.Positive = 10.0
     """Seconds for a caller to prove who it is."""
 
-    farewell_timeout_s: float = 2.0
+    farewell_timeout_s: checks.Positive = 2.0
     """Seconds to deliver the last messages when the federation ends or fails."""
 
-    busy_timeout_s: float = 3600.0
+    busy_timeout_s: checks.Positive = 3600.0
     """Seconds of a session for which a party may have no room for messages, less the time for the
     bytes that it reads at ``lowest_rate``. It also bounds this party's own waits while others
     wait."""
 
-    max_message_bytes: int = 1 << 30
+    max_message_bytes: checks.Count = 1 << 30
     """Largest body of one message; memory is set aside for it."""
 
-    max_waiting_bytes: int = 1 << 26
+    max_waiting_bytes: checks.Count = 1 << 26
     """Most bytes of one party's messages that wait to be received or relayed; at this bound its
     socket is not read. A single message may be larger."""
 
-    max_waiting_messages: int = 4096
+    max_waiting_messages: checks.Count = 4096
     """Most messages of one party that wait to be received; more end the federation."""
 
     def __post_init__(self) -> None:
-        checks.positive(
-            silence_timeout_s=self.silence_timeout_s,
-            handshake_timeout_s=self.handshake_timeout_s,
-            farewell_timeout_s=self.farewell_timeout_s,
-            busy_timeout_s=self.busy_timeout_s,
-        )
-        checks.at_least(0, lowest_rate=self.lowest_rate)
-        checks.at_least(
-            1,
-            max_message_bytes=self.max_message_bytes,
-            max_waiting_bytes=self.max_waiting_bytes,
-            max_waiting_messages=self.max_waiting_messages,
-        )
+        checks.require_limits(self)
 
 
 @dataclass(slots=True, eq=False)

@@ -10,7 +10,6 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, NamedTuple, NoReturn, TypeVar
 
@@ -66,175 +65,6 @@ class _CallFailedError(Exception):
         self.text = text
         self.telling = telling
         self.busy = busy
-
-
-@dataclass(frozen=True, kw_only=True)
-class Dialling:
-    """A caller's repeated attempts to connect to the primary.
-
-    After any failed call, the next one may succeed: the primary may not have started yet, a tunnel
-    may answer before the service behind it is up, another program may hold the port, a name may not
-    be known yet. Only an answer of the authenticated primary ends the attempts early.
-    """
-
-    address: tuple[str, int]
-    """The primary's host and port."""
-    context: ssl.SSLContext
-    """TLS 1.3 with this party's certificate."""
-    peer: str
-    """The primary's name."""
-    pinned: str
-    """The primary's pinned public text."""
-    purpose: Purpose
-    """Purpose of the call; a primary with another one is called again."""
-    own_name: str
-    rank: int
-    """This party's rank, which the primary must confirm."""
-    limits: TransportLimits
-    returning: bool
-    """Call again a primary that holds an earlier connection of this party, until it has noticed
-    that this connection is lost."""
-    on_busy: Callable[[str], None]
-    """Receives once what the primary does, if it is something else than what this party calls
-    for."""
-
-    @property
-    def place(self) -> str:
-        """The primary with its address, for messages."""
-        return f"{self.peer} ({self.address[0]}:{self.address[1]})"
-
-    def connect(self, deadline_s: float) -> Connection:
-        """Call the primary until there is an authenticated connection, and return it.
-
-        Args:
-            deadline_s: Seconds for the primary to let this party in.
-
-        Raises:
-            PartyAbsentError: If it did not let this party in in time; names the cause of the failed
-                calls.
-            AuthenticationError: If one end had not accepted the other's identity by then.
-            ProtocolError: If the primary has other ranks, or speaks another protocol.
-            PartyFailedError: If the primary turns this party away.
-
-        Reveals:
-            To the primary, and to observers of the network: that this party takes part.
-        """
-        deadline = time.monotonic() + deadline_s
-        calls, pause_s = 0, _REDIAL_S
-        best: _CallFailedError | None = None
-        noted = False
-        while True:
-            calls += 1
-            try:
-                return self._call(max(_REDIAL_S, deadline - time.monotonic()))
-            except _CallFailedError as last:
-                if best is None or last.telling >= best.telling:
-                    best = last
-                if last.busy and not noted:
-                    self.on_busy(f"{self.place}: {last.text}")
-                    noted = True
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise _gave_up(
-                        self.place, best, last, calls=calls, deadline_s=deadline_s
-                    ) from None
-                time.sleep(min(pause_s, left))
-                pause_s = min(2 * pause_s, _LONGEST_REDIAL_S) if last.telling else _REDIAL_S
-
-    def _call(self, patience_s: float) -> Connection:
-        """Call the primary once; raise :class:`_CallFailedError` if a later call may succeed."""
-        limits = self.limits
-        patience_s = min(limits.handshake_timeout_s, patience_s)
-        try:
-            raw = socket.create_connection(self.address, timeout=patience_s)
-        except OSError as error:
-            text = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
-            raise _CallFailedError(text, telling=0) from None
-        secured: ssl.SSLSocket | None = None
-        try:
-            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            secured = self.context.wrap_socket(raw)
-            key = peer_public_text(secured)
-            if key != self.pinned:
-                raise _CallFailedError(
-                    f"it holds the key {key}, not the pinned {self.pinned}", telling=2
-                )
-            if (busy := other_purpose(secured, self.purpose)) is not None:
-                raise _CallFailedError(f"it {busy}", telling=2, busy=True)
-            reader = FrameReader(
-                peer=self.peer,
-                sender_rank=PRIMARY_RANK,
-                session=None,
-                max_body_bytes=limits.max_message_bytes,
-            )
-            self._greet(secured, reader)
-            secured.setblocking(False)
-        except BaseException as error:
-            with contextlib.suppress(OSError):
-                (secured or raw).close()
-            if self.returning and isinstance(error, errors.PartyLostError):
-                raise _CallFailedError(str(error), telling=1) from None
-            failed = _as_failed_call(error)
-            if failed is None:
-                raise
-            raise failed from None
-        connection = Connection(
-            peer=self.peer,
-            socket=secured,
-            reader=reader,
-            session=reader.session or bytes(SESSION_BYTES),
-            own_rank=self.rank,
-            limits=limits,
-        )
-        connection.unread = True  # TLS may have read more than the first message
-        return connection
-
-    def _greet(self, connection: ssl.SSLSocket, reader: FrameReader) -> None:
-        rank = self.rank
-        try:
-            rank = SessionStart.from_message(_next_message(connection, reader)).rank
-            if rank != self.rank:
-                raise errors.ProtocolError(
-                    f"{self.place}: takes this party for rank {rank}, but the federation file "
-                    f"here says {self.rank}; compare the two files"
-                )
-        except errors.ProtocolError as error:
-            if error.party is None:  # otherwise the primary has reported it
-                self._say_why(connection, reader, rank=rank, error=error)
-            raise
-
-    def _say_why(
-        self,
-        connection: ssl.SSLSocket,
-        reader: FrameReader,
-        *,
-        rank: int,
-        error: errors.ProtocolError,
-    ) -> None:
-        """Send the primary the reason for hanging up, so that it does not take this party for lost.
-
-        A primary of another version does not read it, and reports the version itself.
-
-        Args:
-            connection: The connection.
-            reader: The connection's reader.
-            rank: This party's rank at the primary.
-            error: The error that ends the call.
-        """
-        failure = Failure(
-            party=self.own_name, reason=public_reason(error), kind=failure_kind(error)
-        )
-        session = reader.session or bytes(SESSION_BYTES)
-        with contextlib.suppress(OSError):
-            for buffer in encode(failure.to_message()).frame(
-                session=session, sender_rank=rank, sequence=0
-            ):
-                connection.sendall(buffer)
-            # Unread bytes would make the system drop sent ones.
-            connection.shutdown(socket.SHUT_WR)
-            connection.settimeout(_LAST_WORD_S)
-            while connection.recv(_READ_BYTES):
-                pass
 
 
 def _gave_up(
@@ -341,16 +171,12 @@ class Transport:
         self._address = address
         self._identity = identity
         self._pinned = dict(pinned)
-        self._limits = limits
+        self.limits = limits
+        """Deadlines, and the sizes that it began with."""
         self._loop = StarLoop(own_name=identity.name, relays=is_primary, limits=limits)
         self._waited_s = 0.0
         self.patient: frozenset[str] = frozenset()
         """Peers that wait for this party for as long as it takes."""
-
-    @property
-    def limits(self) -> TransportLimits:
-        """Deadlines, and the sizes that it began with."""
-        return self._limits
 
     @property
     def failure(self) -> Failure | None:
@@ -443,7 +269,7 @@ class Transport:
         items = [(self._connection(name), Outgoing(encoded)) for name in names]
         self._queue(items)
         if encoded.borrows and not owned:
-            most_s = self._limits.busy_timeout_s
+            most_s = self.limits.busy_timeout_s
             self._wait_sent(items, most_s if deadline_s is None else deadline_s)
 
     def _queue(self, items: Sequence[tuple[Connection, Outgoing]]) -> None:
@@ -479,7 +305,7 @@ class Transport:
             deadline_s: Seconds for the turn.
             begin: Start of the wait by ``time.monotonic``; None: now.
         """
-        now, busy_s = time.monotonic(), self._limits.busy_timeout_s
+        now, busy_s = time.monotonic(), self.limits.busy_timeout_s
         in_touch = [
             connection.waited_s
             for connection in list(self._loop.connections.values())
@@ -831,6 +657,11 @@ class SecondaryTransport(Transport):
     ) -> None:
         """Dial until the primary answers, prove this party's identity, and join the session.
 
+        After any failed call, the next one may succeed: the primary may not have started yet, a
+        tunnel may answer before the service behind it is up, another program may hold the port, a
+        name may not be known yet. Only an answer of the authenticated primary ends the attempts
+        early.
+
         Args:
             deadline_s: Seconds for the primary to let this party in.
             returning: Whether the primary may still hold an earlier connection of this party and
@@ -847,22 +678,132 @@ class SecondaryTransport(Transport):
             To the primary, and to observers of the network: that this party takes part.
         """
         checks.positive(deadline_s=deadline_s)
-        dialling = Dialling(
-            address=self._address,
-            context=tls_context(self._identity, self._peers, server=False, purpose=self._purpose),
-            purpose=self._purpose,
+        context = tls_context(self._identity, self._peers, server=False, purpose=self._purpose)
+        deadline = time.monotonic() + deadline_s
+        calls, pause_s = 0, _REDIAL_S
+        best: _CallFailedError | None = None
+        noted = False
+        while True:
+            calls += 1
+            try:
+                patience_s = max(_REDIAL_S, deadline - time.monotonic())
+                connection = self._call(context, patience_s, returning=returning)
+            except _CallFailedError as last:
+                if best is None or last.telling >= best.telling:
+                    best = last
+                if last.busy and not noted:
+                    on_busy(f"{self._place}: {last.text}")
+                    noted = True
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise _gave_up(
+                        self._place, best, last, calls=calls, deadline_s=deadline_s
+                    ) from None
+                time.sleep(min(pause_s, left))
+                pause_s = min(2 * pause_s, _LONGEST_REDIAL_S) if last.telling else _REDIAL_S
+            else:
+                self.session = connection.session
+                self._loop.add(connection)
+                self._loop.start()
+                return
+
+    @property
+    def _place(self) -> str:
+        """The primary with its address, for messages."""
+        return f"{self.primary} ({self._address[0]}:{self._address[1]})"
+
+    def _call(self, context: ssl.SSLContext, patience_s: float, *, returning: bool) -> Connection:
+        """Call the primary once; raise :class:`_CallFailedError` if a later call may succeed."""
+        limits, pinned = self.limits, self._pinned[self.primary]
+        patience_s = min(limits.handshake_timeout_s, patience_s)
+        try:
+            raw = socket.create_connection(self._address, timeout=patience_s)
+        except OSError as error:
+            text = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
+            raise _CallFailedError(text, telling=0) from None
+        secured: ssl.SSLSocket | None = None
+        try:
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            secured = context.wrap_socket(raw)
+            key = peer_public_text(secured)
+            if key != pinned:
+                raise _CallFailedError(
+                    f"it holds the key {key}, not the pinned {pinned}", telling=2
+                )
+            if (busy := other_purpose(secured, self._purpose)) is not None:
+                raise _CallFailedError(f"it {busy}", telling=2, busy=True)
+            reader = FrameReader(
+                peer=self.primary,
+                sender_rank=PRIMARY_RANK,
+                session=None,
+                max_body_bytes=limits.max_message_bytes,
+            )
+            self._greet(secured, reader)
+            secured.setblocking(False)
+        except BaseException as error:
+            with contextlib.suppress(OSError):
+                (secured or raw).close()
+            if returning and isinstance(error, errors.PartyLostError):
+                raise _CallFailedError(str(error), telling=1) from None
+            failed = _as_failed_call(error)
+            if failed is None:
+                raise
+            raise failed from None
+        connection = Connection(
             peer=self.primary,
-            pinned=self._pinned[self.primary],
-            own_name=self.name,
-            rank=self.ranks[self.name],
-            limits=self._limits,
-            returning=returning,
-            on_busy=on_busy,
+            socket=secured,
+            reader=reader,
+            session=reader.session or bytes(SESSION_BYTES),
+            own_rank=self.ranks[self.name],
+            limits=limits,
         )
-        connection = dialling.connect(deadline_s)
-        self.session = connection.session
-        self._loop.add(connection)
-        self._loop.start()
+        connection.unread = True  # TLS may have read more than the first message
+        return connection
+
+    def _greet(self, connection: ssl.SSLSocket, reader: FrameReader) -> None:
+        own = rank = self.ranks[self.name]
+        try:
+            rank = SessionStart.from_message(_next_message(connection, reader)).rank
+            if rank != own:
+                raise errors.ProtocolError(
+                    f"{self._place}: takes this party for rank {rank}, but the federation file "
+                    f"here says {own}; compare the two files"
+                )
+        except errors.ProtocolError as error:
+            if error.party is None:  # otherwise the primary has reported it
+                self._say_why(connection, reader, rank=rank, error=error)
+            raise
+
+    def _say_why(
+        self,
+        connection: ssl.SSLSocket,
+        reader: FrameReader,
+        *,
+        rank: int,
+        error: errors.ProtocolError,
+    ) -> None:
+        """Send the primary the reason for hanging up, so that it does not take this party for lost.
+
+        A primary of another version does not read it, and reports the version itself.
+
+        Args:
+            connection: The connection.
+            reader: The connection's reader.
+            rank: This party's rank at the primary.
+            error: The error that ends the call.
+        """
+        failure = Failure(party=self.name, reason=public_reason(error), kind=failure_kind(error))
+        session = reader.session or bytes(SESSION_BYTES)
+        with contextlib.suppress(OSError):
+            for buffer in encode(failure.to_message()).frame(
+                session=session, sender_rank=rank, sequence=0
+            ):
+                connection.sendall(buffer)
+            # Unread bytes would make the system drop sent ones.
+            connection.shutdown(socket.SHUT_WR)
+            connection.settimeout(_LAST_WORD_S)
+            while connection.recv(_READ_BYTES):
+                pass
 
     @property
     def waiting(self) -> int:

@@ -59,6 +59,7 @@ def test_parties_run_side_by_side_and_report(tmp_path):
     """Each gets its own log; reports arrive in order, with the party's name; exits are told."""
     events = []
     script = "child.report('epoch', loss=0.5)\nprint('hello from', NAME)\nchild.report('end')\n"
+    script += "child.report_memory()\n"
     exits = launch(
         tmp_path,
         {name: f"NAME = {name!r}\n{script}" for name in ("agency", "rental", "bank")},
@@ -339,6 +340,7 @@ def main():
     own = {"loaded_by": LOADED_BY, "name": Path("/proc/self/comm").read_text().strip()}
     own |= {"open": sorted(map(int, os.listdir("/dev/fd"))), "group": os.getpgid(0)}
     child.report("own", **own)
+    child.report_memory()
     print(Path(sys.argv[2]).read_text())
     match sys.argv[1]:
         case "exit":

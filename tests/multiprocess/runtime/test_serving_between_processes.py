@@ -15,7 +15,7 @@ from helpers.patience import PATIENCE_S
 
 from securevfl import read_federation
 from securevfl.core.files import read_json, write_json
-from securevfl.launch.spawn import KeptProcesses
+from securevfl.launch.spawn import Launch
 from securevfl.ledger.countersigning import SERVED_ROWS
 from securevfl.ledger.ledger_file import ledger_of_table
 from securevfl.runtime.entry import simulate
@@ -46,8 +46,8 @@ def until(true: Callable[[], bool]) -> None:
         waited.wait(0.05)
 
 
-def pids_of(kept: KeptProcesses) -> dict[str, int]:
-    return {party.name: party.pid for party in list(kept.launch.parties)}
+def pids_of(launch: Launch) -> dict[str, int]:
+    return {party.name: party.pid for party in list(launch.parties)}
 
 
 def alive(pid: int) -> bool:

@@ -41,7 +41,7 @@ from securevfl.federation.run_plan import (
     run_facts,
 )
 from securevfl.ledger.book import Limit
-from securevfl.ledger.ledger import Ledger
+from securevfl.ledger.ledger import Ledger, Linked
 from securevfl.ledger.ledger_file import set_limit
 from securevfl.linkage.metrics.metric import KeySpec
 from securevfl.linkage.sampling import has_candidate
@@ -316,9 +316,9 @@ def test_a_number_is_on_the_disk_before_it_is_said(tmp_path: Path) -> None:
     class FullDisk(Ledger):
         """Takes its first line alone."""
 
-        def charge_own_link_count(self, draw: Callable[[], int]) -> int:
+        def charge_link_count(self, draw: Callable[[], Linked]) -> Linked:
             self._file.close()
-            return super().charge_own_link_count(draw)
+            return super().charge_link_count(draw)
 
     with pytest.raises(PrivacyError, match="closed"):
         answer(plan, tmp_path / "other.jsonl", [7], run="0" * 32, kind=FullDisk)

@@ -18,7 +18,8 @@ def test_words_added_up_on_shares_come_to_the_masked_sum(active: tuple[int, ...]
     star, keys = QueueStar(world), random_pair_keys(world)
     sums = {
         rank: SharedSum(
-            CrypTenSumTo(star.wire(rank), PairwiseMasks(rank, keys[rank])),
+            star.wire(rank),
+            PairwiseMasks(rank, keys[rank]),
             Seat(rank=rank, world=world, pair_keys=keys[rank], context=b"a test"),
         )
         for rank in world
