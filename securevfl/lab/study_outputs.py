@@ -1,4 +1,4 @@
-"""Plots of experiments: comparisons, sweeps, similarities and advice."""
+"""Plots of experiments: comparisons, sweeps and similarities."""
 
 import hashlib
 import json
@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from securevfl.config.federation import FederationConfig
 from securevfl.data.tables import PartyTable
-from securevfl.desk.report.plots import BLUE, GREY, ORANGE, SIZE, new_axes, svg
+from securevfl.desk.report.plots import BLUE, GREY, ORANGE, new_axes, svg
 from securevfl.lab.methods import ALONE, method_family
 from securevfl.runtime.run_tables import read_party, read_tables
 
@@ -113,51 +112,6 @@ def similarities_plot(curves: Mapping[str, Sequence[float]]) -> str:
     if curves:
         axes.legend(fontsize=8, frameon=False)
     return svg(figure)
-
-
-def advice_plot(advice: Mapping[str, Any]) -> str:
-    """Return a plot of the surviving share over epsilon, next to the rehearsal.
-
-    Args:
-        advice: Content of ``securevfl lab advise --json``.
-    """
-    rehearsal = advice["rehearsal"]
-    figure = Figure(figsize=SIZE, layout="constrained")
-    panels = figure.subplots(1, 1 if rehearsal is None else 2, squeeze=False)[0]
-    words = _epsilons(advice["bounds"])
-    lines = {
-        "shared": (f"shared by {advice['secondaries']}", BLUE, "-"),
-        "blocks": ("blocks, all in one number", ORANGE, "-"),
-        "blocks_spread": ("blocks, all numbers alike", ORANGE, ":"),
-    }
-    for name, (label, colour, style) in lines.items():
-        values = [bound[name] for bound in advice["bounds"]]
-        panels[0].plot(words, values, style, marker="o", color=colour, label=label)
-    panels[0].set_ylim(0, 1.05)
-    panels[0].set_ylabel("share of the signal that survives", fontsize=8)
-    panels[0].legend(fontsize=7, frameon=False, loc="upper left")
-    if rehearsal is not None:
-        rows = rehearsal["epsilons"]
-        panels[1].errorbar(
-            _epsilons(rows),
-            [row["gain"] for row in rows],
-            [row["deviation"] or 0.0 for row in rows],
-            marker="o",
-            capsize=3,
-            color=BLUE,
-        )
-        panels[1].axhline(0, color=GREY, linewidth=1)
-        panels[1].set_ylabel(f"rehearsed gain over alone, {rows[0]['metric']}", fontsize=8)
-    for axes in panels:
-        axes.set_xlabel(f"epsilon at delta {advice['delta']:g}", fontsize=8)
-        axes.tick_params(labelsize=8)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.25)
-    return svg(figure)
-
-
-def _epsilons(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    return ["none" if row["epsilon"] is None else f"{row['epsilon']:g}" for row in rows]
 
 
 _UNRELATED: Final = ("model", "encoder", "base", "pretraining", "prediction", "runtime", "methods")

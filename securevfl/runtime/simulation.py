@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import pandas as pd
 from torch import Tensor
@@ -171,7 +171,7 @@ def simulate_federation(
     options: RunOptions,
     *,
     with_alone: bool = True,
-    with_placebo: bool | Literal["joint"] = False,
+    with_placebo: bool = False,
     ends_after: str | None = None,
     kept: bool = True,
 ) -> RunResult:
@@ -183,8 +183,7 @@ def simulate_federation(
         options: Where and how; the run folder gets no report.
         with_alone: Find the best model of the primary alone too; None is reported for it otherwise.
         with_placebo: Train once more with each partner's rows permuted against its keys, and report
-            how much of the gain comes from the partners. ``"joint"``: only where the joint model
-            answers.
+            how much of the gain comes from the partners.
         ends_after: Stage that the run ends with; the metrics are its figures. None: it trains.
         kept: Save every party's part of the model, to predict with later.
 
@@ -215,9 +214,7 @@ def simulate_federation(
         if kept:
             run.keep()
             simulation.keep(run.plan)
-        answers = run.choice is None or run.choice.decision.used == "joint"
-        wanted = answers if with_placebo == "joint" else with_placebo
-        if wanted and run.tested is not None:
+        if with_placebo and run.tested is not None:
             options.observe(Stage(text="placebo, permuted rows"))
             run.placebo = simulation.placebo(run.base)
         final_figures = measure_run(
