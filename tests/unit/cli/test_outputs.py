@@ -43,7 +43,6 @@ RUNS = {
 FOLDERS = {
     "identity create": ["fed.toml"],
     "identity provision": ["fed.toml", "--name", "agency"],
-    "model export": ["run"],
 }
 """Commands that write several files beside others."""
 
