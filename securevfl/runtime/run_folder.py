@@ -442,10 +442,11 @@ _WRITTEN: Final = (
 )
 """Names of a run's files."""
 
-_OF_STUDIES: Final = ("links.json", "comparison.json", "sweep.json")
+_OF_STUDIES: Final = ("links.json", "comparison.json")
 
 _FINISHED: Final = (
-    *("metrics.json", "comparison.json", "sweep.json"),
+    "metrics.json",
+    "comparison.json",
     "parties/*/result.json",
 )
 """Files that only a finished run, program or study has."""

@@ -36,7 +36,6 @@ RUNS = {
     "mpc": ["fed.toml", "fed.toml"],
     "link": ["fed.toml"],
     "lab compare": ["fed.toml", "--methods", "alone"],
-    "lab sweep": ["fed.toml", "--set", "seed=0"],
 }
 """Commands that write a run or a study."""
 
