@@ -8,9 +8,10 @@ import numpy as np
 import pandas as pd
 from sklearn.datasets import make_classification
 
+from research.common.folder_tables import load_folder
 from research.common.full_tables import load_full
 from securevfl.data.tables import PartyTable
-from securevfl.lab.datasets import load_folder, split_pair, write_tables
+from securevfl.lab.datasets import split_pair, write_tables
 
 Task = Literal["regression", "binary", "multiclass"]
 SPLIT_SEED = 0

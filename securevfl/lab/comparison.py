@@ -491,8 +491,7 @@ def table_rows(figures: Mapping[str, Any], *, narrow: bool = False) -> list[list
             cells.append("" if other is None else cell(other, sign="+"))
         spreads = [method["metrics"][other] for other in others]
         cells += [cell({**spread, "std": None} if narrow else spread) for spread in spreads]
-        cpu = method["cpu_seconds"]
-        rows.append([*cells, "" if cpu is None else f"{cpu / seeds:.1f}"])
+        rows.append([*cells, f"{method['cpu_seconds'] / seeds:.1f}"])
     empty = [""] * (len(rows[0]) - 2)
     for name, entry in figures["left_out"].items():
         rows.append(

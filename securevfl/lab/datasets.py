@@ -1,6 +1,5 @@
 """Data sets for experiments: tables by name, and splits of one table between parties."""
 
-import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,20 +14,14 @@ import torch
 from jaxtyping import Float64
 from sklearn.decomposition import PCA
 
-from securevfl.config.federation import FederationConfig, link_spec
 from securevfl.config.reading import parse_federation
 from securevfl.core import checks
 from securevfl.core.conventions import Task, stream
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.data.keys_and_labels import encode_labels
-from securevfl.data.party_tables import ColumnRoles, read_table
 from securevfl.data.tables import Labels, PartyTable
-from securevfl.federation.base import features_of
-from securevfl.federation.build import primary_data
-from securevfl.federation.run_plan import run_facts
-from securevfl.lab.pooled_methods import MethodFigures, train_combined
-from securevfl.linkage.stage.linking import Linker
-from securevfl.linkage.stage.party_keys import keys_of
+from securevfl.lab.pooled_methods import train_in_one_place
+from securevfl.models.alone.margins import BaselineConfig
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.simulation import simulate_federation
 
@@ -259,22 +252,11 @@ def _deal(
     return tables
 
 
-DATA_VARIABLE: Final = "SECUREVFL_DATA"
-"""The environment variable that names a folder of tables."""
-
 _LOADERS: Final[Mapping[str, tuple[Callable[..., Any], Task]]] = {
     "digits": (sklearn.datasets.load_digits, "multiclass"),
     "breast_cancer": (sklearn.datasets.load_breast_cancer, "binary"),
     "wine": (sklearn.datasets.load_wine, "multiclass"),
     "diabetes": (sklearn.datasets.load_diabetes, "regression"),
-}
-
-# What the folders' own descriptions say that their label is.
-_FOLDER_TASKS: Final[Mapping[str, Task]] = {
-    "hdb": "regression",
-    "house_kc": "regression",
-    "fate_breast": "binary",
-    "fate_vehicle": "multiclass",
 }
 
 
@@ -309,65 +291,6 @@ def load_builtin(name: str) -> FullTable:
     loader, task = _LOADERS[name]
     X, y = loader(return_X_y=True)
     return FullTable(name=name, X=np.asarray(X, dtype=np.float64), y=y, task=task, views={})
-
-
-def data_folder() -> Path | None:
-    """Return the folder that ``SECUREVFL_DATA`` names, or None if it names none.
-
-    Raises:
-        ConfigError: If it names something that is not a folder.
-    """
-    value = os.environ.get(DATA_VARIABLE, "")
-    if not value:
-        return None
-    folder = Path(value)
-    if not folder.is_dir():
-        raise ConfigError(f"{DATA_VARIABLE}: {value} is not a folder")
-    return folder
-
-
-def load_folder(name: str) -> list[PartyTable]:
-    """Read the two-party table ``SECUREVFL_DATA/name``: the primary's, then the secondary's.
-
-    ``primary.csv.gz`` and ``secondary.csv.gz`` have key columns called ``key_*``, the primary's a
-    label column ``y``; all others are features.
-
-    Raises:
-        ConfigError: If ``SECUREVFL_DATA`` is not set, or there is no such table in it.
-        DataError: If a file can't be read.
-    """
-    folder = require_folder(name)
-    if name not in _FOLDER_TASKS:
-        raise ConfigError(
-            f"data: no two-party table {name!r}; there are {', '.join(_FOLDER_TASKS)}"
-        )
-    keys = {"hdb": ("key_lon", "key_lat"), "house_kc": ("key_lon", "key_lat")}.get(
-        name, ("key_id",)
-    )
-    return [
-        read_table(
-            folder / f"{role}.csv.gz",
-            ColumnRoles(
-                key=keys, label="y" if role == "primary" else None, task=_FOLDER_TASKS[name]
-            ),
-            name=role,
-        )
-        for role in ("primary", "secondary")
-    ]
-
-
-def require_folder(name: str) -> Path:
-    """Return the folder of a table in ``SECUREVFL_DATA``.
-
-    Raises:
-        ConfigError: If the variable is not set, or there is no such folder.
-    """
-    root = data_folder()
-    if root is None:
-        raise ConfigError(f"data: set {DATA_VARIABLE} to the folder that holds {name!r}")
-    if not (root / name).is_dir():
-        raise ConfigError(f"data: {root} has no folder {name!r}")
-    return root / name
 
 
 PARTIES = ("clinic", "lab-a", "lab-b", "lab-c", "lab-d")
@@ -471,7 +394,13 @@ def demo_baselines(
     tell("without noise (simulated), for comparison")
     no_privacy = _without_noise(source, tables)
     tell("combine: all features in one place")
-    combine = train_on_all_features(parse_federation(source, file="demo"), tables)
+    combine, _ = train_in_one_place(
+        parse_federation(source, file="demo"),
+        {table.name: table for table in tables},
+        "combine",
+        BaselineConfig(),
+        torch.device("cpu"),
+    )
     return {
         "no_privacy_test": no_privacy["test"],
         "no_privacy_test_metrics": no_privacy["test_metrics"],
@@ -493,22 +422,3 @@ def _without_noise(source: dict[str, Any], tables: list[PartyTable]) -> dict[str
             RunOptions(run_folder=Path(folder)),
             with_alone=False,
         ).metrics
-
-
-def train_on_all_features(config: FederationConfig, tables: list[PartyTable]) -> MethodFigures:
-    """Train one network on all features, joined by the true matches."""
-    primary, secondaries = tables[0], tables[1:]
-    split, _ = run_facts(config, primary)
-    spec = link_spec(config)
-    linked = Linker(spec, keys_of(spec.keys, primary)).primary
-    data = primary_data(config, primary, split, linked, device=torch.device("cpu"))
-    return train_combined(
-        config,
-        data,
-        primary=primary,
-        secondaries=secondaries,
-        features=[
-            torch.from_numpy(features_of(party, table))
-            for party, table in zip(config.secondaries, secondaries, strict=True)
-        ],
-    ).figures

@@ -1,7 +1,7 @@
 """Linkage without training: links of every secondary and their quality."""
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
@@ -85,61 +85,6 @@ _ROWS_OF_A_PIECE: Final = 2**16
 _QUANTILES: Final = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LinkQuality:
-    """Figures about one secondary's links; none of them names a row or a record."""
-
-    rows: int
-    """Primary rows."""
-
-    records: int
-    """Records of the secondary."""
-
-    links_per_row: int
-    """K."""
-
-    recall_at_1: float | None
-    """Share of rows with a true match whose first link is one; None without truth."""
-
-    recall_at_k: float | None
-    """Share of rows with a true match that have one among their links; None without truth."""
-
-    pairs_completeness: float | None
-    """Share of all true pairs that are linked; None without truth."""
-
-    rows_with_a_match: int | None
-    """Rows whose entity has a record; None without truth."""
-
-    reduction_ratio: float
-    """1 - links / (rows x records): the share of all pairs that linkage ruled out."""
-
-    rows_short: int
-    """Rows with fewer than K links."""
-
-    rows_without_links: int
-    """Rows without a link."""
-
-    tied_rows: int
-    """Rows with two equally far links, or whose last link has the key of a record that is left
-    out."""
-
-    records_used: int
-    """Records with a link."""
-
-    most_used: tuple[int, ...]
-    """Number of rows of each of the ten most used records."""
-
-    first_distance_quantiles: dict[str, float]
-    """Quantiles over rows of the distance of the first link."""
-
-    last_distance_quantiles: dict[str, float]
-    """Quantiles over rows of the distance of the last link."""
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the figures as plain data."""
-        return asdict(self)
-
-
 def link_quality(
     links: LinkTable,
     *,
@@ -147,8 +92,8 @@ def link_quality(
     primary_entities: Int64[np.ndarray, " rows"] | None = None,
     record_entities: Int64[np.ndarray, " records"] | None = None,
     tied_beyond: Bool[np.ndarray, " rows"] | None = None,
-) -> LinkQuality:
-    """Measure links.
+) -> dict[str, Any]:
+    """Measure links; no figure names a row or a record.
 
     Args:
         links: The links.
@@ -156,6 +101,18 @@ def link_quality(
         primary_entities: True entity of each primary row.
         record_entities: True entity of each record; several may share one.
         tied_beyond: Rows whose last link has the same key as a record beyond K.
+
+    Returns:
+        ``rows`` of the primary, ``records`` of the secondary, ``links_per_row`` (K);
+        ``rows_with_a_match``, whose entity has a record, and of these ``recall_at_1``, the share
+        whose first link is a true match, and ``recall_at_k``, that has one among its links;
+        ``pairs_completeness``, the share of all true pairs that are linked (these four are None
+        without truth); ``reduction_ratio``, the share of all pairs that linkage ruled out;
+        ``rows_short``, with fewer than K links; ``rows_without_links``; ``tied_rows``, with two
+        equally far links, or whose last link has the key of a record that is left out;
+        ``records_used``, with a link; ``most_used``, the number of rows of each of the ten most
+        used records; and quantiles over rows of the first and the last link's distance,
+        ``first_distance_quantiles`` and ``last_distance_quantiles``.
 
     Raises:
         DataError: If truth is given for one party only, or has the wrong length.
@@ -169,20 +126,20 @@ def link_quality(
     equal = (links.distances[:, 1:] == links.distances[:, :-1]) & present[:, 1:]
     tied = equal.any(axis=1) if tied_beyond is None else equal.any(axis=1) | tied_beyond
     last = links.distances[np.arange(links.num_rows), np.maximum(per_row, 1) - 1]
-    return LinkQuality(
-        rows=links.num_rows,
-        records=num_records,
-        links_per_row=links.num_links,
+    return {
+        "rows": links.num_rows,
+        "records": num_records,
+        "links_per_row": links.num_links,
         **_against_truth(links, primary_entities, record_entities, num_records),
-        reduction_ratio=1 - float(present.sum()) / (links.num_rows * num_records),
-        rows_short=int((per_row < links.num_links).sum()),
-        rows_without_links=int((per_row == 0).sum()),
-        tied_rows=int(tied.sum()),
-        records_used=int((used > 0).sum()),
-        most_used=tuple(int(count) for count in np.sort(used)[::-1][:_TOP]),
-        first_distance_quantiles=_quantiles(links.distances[per_row > 0, 0]),
-        last_distance_quantiles=_quantiles(last[per_row > 0]),
-    )
+        "reduction_ratio": 1 - float(present.sum()) / (links.num_rows * num_records),
+        "rows_short": int((per_row < links.num_links).sum()),
+        "rows_without_links": int((per_row == 0).sum()),
+        "tied_rows": int(tied.sum()),
+        "records_used": int((used > 0).sum()),
+        "most_used": np.sort(used)[::-1][:_TOP].tolist(),
+        "first_distance_quantiles": _quantiles(links.distances[per_row > 0, 0]),
+        "last_distance_quantiles": _quantiles(last[per_row > 0]),
+    }
 
 
 def _against_truth(
@@ -289,7 +246,7 @@ def study_links(
             primary_entities=primary.entities,
             record_entities=own.entities,
             tied_beyond=tied_beyond(kept.links, same_keys(spec.keys, own)),
-        ).as_json()
+        )
         secondaries[party.name] = {
             **quality,
             "seconds": seconds,

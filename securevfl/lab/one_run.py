@@ -27,7 +27,7 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import linkable_config, parse_federation
 from securevfl.config.rules import require_trainable
 from securevfl.core import files, interrupts
-from securevfl.core.errors import ConfigError, PrivacyError, SecureVflError
+from securevfl.core.errors import ConfigError, SecureVflError
 from securevfl.core.formatting import format_figure
 from securevfl.core.memory import keep_freed_memory
 from securevfl.core.progress import Observer, ProgressEvent, RoundDone, RowsReleased
@@ -284,47 +284,56 @@ def train_run(
     if recipe.method is not None and recipe.in_one_place:
         settings = baseline_settings(recipe.source, recipe.method)
         figures, head = train_in_one_place(own, tables, recipe.family, settings, device)
-        result, whole = (
-            {
-                "metric": head.metric_name,
-                "higher_is_better": head.higher_is_better,
-                **dataclasses.asdict(figures),
-                "placebos": {},
-                "used": None,
-                "epsilon": None,
-            },
-            True,
-        )
+        result = {
+            "metric": head.metric_name,
+            "higher_is_better": head.higher_is_better,
+            **dataclasses.asdict(figures),
+            "placebos": {},
+            "used": None,
+            "epsilon": None,
+        }
     else:
         key = _base_key(own, task.tables)
         base = _bases.get(key)
-        result, whole, new_base = _simulate(
+        # What an interrupted run has left: its releases would count against the budget again.
+        shutil.rmtree(folder, ignore_errors=True)
+        simulated = simulate_federation(
             own,
             tables,
-            folder,
-            base,
-            data_root=task.data_root,
-            device=device,
-            observe=observe,
+            RunOptions(
+                run_folder=folder,
+                data_root=task.data_root,
+                device=device,
+                observe=observe,
+                fitted_base=base,
+            ),
+            with_alone=False,
+            with_placebo=True,
         )
-        if new_base is not None:
+        metrics = simulated.metrics
+        result = {
+            **{name: metrics[name] for name in _KEPT},
+            "used": (metrics.get("base") or {}).get("used", "joint"),
+            "epsilon": metrics["privacy"]["epsilon"],
+        }
+        if simulated.base is not None:
             _bases.clear()
-            _bases[key] = new_base
+            _bases[key] = simulated.base
             # As if it had fitted its own, or a seed's first run would look slower than others.
-            saved = base.cpu_seconds if base is new_base else 0.0
+            saved = simulated.base.cpu_seconds if base is simulated.base else 0.0
     split, _ = run_facts(own, tables[own.primary.name])
     result |= {
         "name": run.name,
         "family": recipe.family,
         "seed": run.seed,
         "train_rows": len(split.train),
-        "seconds": round(time.monotonic() - wall, 3) if whole else None,
-        "cpu_seconds": round(time.process_time() - cpu + saved, 3) if whole else None,
+        "seconds": round(time.monotonic() - wall, 3),
+        "cpu_seconds": round(time.process_time() - cpu + saved, 3),
         "made_from": task.digest,
         "version": __version__,
     }
     files.write_json(folder / "result.json", result)
-    # Checkpoints and ledgers were for going on; what is left is small enough to keep many.
+    # Without checkpoints and ledgers a run is small enough to keep many.
     shutil.rmtree(folder / "parties", ignore_errors=True)
     return result
 
@@ -338,67 +347,6 @@ def _base_key(own: FederationConfig, tables: str) -> str:
     """Return a key of a run's base: tables, split, seed, and the party with the labels."""
     sections = {name: own.source.get(name) for name in ("federation", "training", "base", "party")}
     return f"{tables} {json.dumps(sections, sort_keys=True, default=str)}"
-
-
-def _simulate(
-    own: FederationConfig,
-    tables: Mapping[str, PartyTable],
-    folder: Path,
-    base: Base | None,
-    *,
-    data_root: Path,
-    device: torch.device,
-    observe: Observer,
-) -> tuple[dict[str, Any], bool, Base | None]:
-    """Return a simulated run's figures, whether it was uninterrupted, and its base.
-
-    Args:
-        own: The run's federation.
-        tables: Every party's table.
-        folder: Folder of the run.
-        base: Base of an earlier run with the same key.
-        data_root: Folder of an earlier pretraining.
-        device: Device of the models.
-        observe: Receives progress events.
-    """
-    options = RunOptions(run_folder=folder, data_root=data_root, device=device, observe=observe)
-    metrics, whole = None, True
-    if (folder / "parties").is_dir():
-        # What a run with noise has released before would count against its budget a second time,
-        # and it would end earlier than one in one go.
-        if own.privacy.mechanism == "none":
-            metrics = _go_on(own, tables, options)
-            whole = metrics is None
-        if metrics is None:
-            shutil.rmtree(folder)
-    if metrics is None:
-        result = simulate_federation(
-            own,
-            tables,
-            dataclasses.replace(options, fitted_base=base),
-            with_alone=False,
-            with_placebo=True,
-        )
-        metrics, base = result.metrics, result.base
-    figures = {name: metrics[name] for name in _KEPT}
-    used = (metrics.get("base") or {}).get("used", "joint")
-    return {**figures, "used": used, "epsilon": metrics["privacy"]["epsilon"]}, whole, base
-
-
-def _go_on(
-    own: FederationConfig, tables: Mapping[str, PartyTable], options: RunOptions
-) -> dict[str, Any] | None:
-    try:
-        return simulate_federation(
-            own,
-            tables,
-            dataclasses.replace(options, resume=True),
-            with_alone=False,
-            with_placebo=True,
-        ).metrics
-    except (ConfigError, PrivacyError):
-        # Cut off before its first epoch was saved by all, or under other settings.
-        return None
 
 
 def by_name(results: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
@@ -429,7 +377,7 @@ def over_seeds(runs: Sequence[Mapping[str, Any]], metrics: Sequence[TaskMetric])
         },
         "validation": mean([run["validation_metrics"][shown] for run in runs]),
         "epochs": [run["epochs"] for run in runs],
-        "cpu_seconds": _total(runs, "cpu_seconds"),
+        "cpu_seconds": round(sum(run["cpu_seconds"] for run in runs), 3),
         "epsilon": runs[0]["epsilon"],
     }
 
@@ -454,11 +402,6 @@ def mean(values: Sequence[float | None]) -> float | None:
     """Return the mean; None if a value is unknown, since other seeds have other splits."""
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if len(known) == len(values) else None
-
-
-def _total(runs: Sequence[Mapping[str, Any]], field: str) -> float | None:
-    values = [run[field] for run in runs]
-    return None if None in values else round(sum(values), 3)
 
 
 def cell(figures: Mapping[str, Any], *, sign: str = "") -> str:

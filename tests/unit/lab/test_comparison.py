@@ -89,16 +89,15 @@ def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
     assert compare_methods(plan, StudyOptions(tell=pytest.fail)) == results
 
 
-@pytest.mark.parametrize("epoch", [1, 2])
-def test_interrupted_run_goes_on(epoch: int, tmp_path: Path) -> None:
-    """Cut off within an epoch: what was finished is kept, and the end is the same."""
+def test_an_interrupted_run_is_begun_again(tmp_path: Path) -> None:
+    """Cut off within a run: what was finished is kept, and the end is the same."""
     once = tmp_path / "once"
     once.mkdir()
     undisturbed = compare_methods(comparison(once, "solo", "fet", seeds=1))
     kept: list[Mapping[str, Any]] = []
 
     def tell(run: Run, event: Mapping[str, Any]) -> None:
-        if isinstance(event, EpochDone) and event.epoch == epoch:
+        if isinstance(event, EpochDone):
             raise KeyboardInterrupt
 
     plan = comparison(tmp_path, "solo", "fet", seeds=1)
@@ -108,7 +107,6 @@ def test_interrupted_run_goes_on(epoch: int, tmp_path: Path) -> None:
     results = compare_methods(plan)
     # The federation's name and data are the same; where it lies does not matter.
     assert without_times(results) == without_times(undisturbed)
-    assert results[1]["cpu_seconds"] is None
 
 
 def test_other_settings_or_tables_are_not_mixed(tmp_path: Path) -> None:
@@ -254,7 +252,7 @@ def test_a_defect_in_one_method_leaves_the_others_their_figures(
 
 
 def test_runs_with_noise_are_started_afresh(tmp_path: Path) -> None:
-    """What an interrupted one released would count twice; the whole run has its budget."""
+    """What an interrupted one released would count twice; the next has its whole budget."""
     privacy = {"noise_multiplier": 1.0, "delta": 1e-4, "encoder": "trained"}
 
     def tell(run: Run, event: Mapping[str, Any]) -> None:
