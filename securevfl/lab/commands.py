@@ -44,9 +44,6 @@ def link(
     federation: FederationFile,
     out: Out = None,
     data_root: FileDataRoot = None,
-    estimate: Annotated[
-        bool, typer.Option("--estimate", help="Estimate FedSim's Delta over simpler linkage.")
-    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Link the tables of a federation on this machine, and measure the links."""
@@ -66,7 +63,6 @@ def link(
             config,
             out=folder,
             data_root=data_root or federation.parent,
-            estimate=estimate,
             observe=progress,
         )
     files.write_text(folder / "similarities.svg", similarities_plot(study.curves), for_others=True)
@@ -152,8 +148,6 @@ def _link_rows(figures: Mapping[str, Any], limit: float | None) -> list[tuple[st
         rows.append(("pairs that parties compare", share))
         if cost["ciphertexts"]:
             rows.append(("ciphertexts that a secondary answers", f"{cost['ciphertexts']:,}"))
-    for method, value in figures.get("delta", {}).items():
-        rows.append((f"Delta over {method}", f"{value:.4g}"))
     return rows
 
 
@@ -281,12 +275,9 @@ def audit(
             "one record moves, 0.25 to 8."
         ),
     ] = 1.0,
-    clip_norm: Annotated[float, typer.Option(help="C, what rows are clipped to.")] = 1.0,
-    rounds: Annotated[int, typer.Option(help="Releases of each kind, at least 2.")] = 4,
     label_epsilon: Annotated[
         float, typer.Option(help="Epsilon of one row's label, 0.5 to 8.")
     ] = 2.0,
-    timeout: Annotated[float, typer.Option(help="Seconds for all of it.")] = 300.0,
     as_json: AsJson = False,
 ) -> None:
     """Attack what the parties of RUN received, or test the noise and the clip on made-up rows.
@@ -312,10 +303,7 @@ def audit(
     settings = AuditSettings(
         secondaries=secondaries,
         noise_multiplier=noise_multiplier,
-        clip_norm=clip_norm,
-        rounds=rounds,
         label_epsilon=label_epsilon,
-        timeout_s=timeout,
     )
     with loading():
         from securevfl.lab.audit import audit_report

@@ -21,7 +21,7 @@ from securevfl.core import checks, files
 from securevfl.core.conventions import Task as LabelTask
 from securevfl.core.errors import ConfigError, SecureVflError
 from securevfl.data.tables import PartyTable
-from securevfl.lab.methods import ALONE, IN_ONE_PLACE, as_published_source, method_family
+from securevfl.lab.methods import ALONE, IN_ONE_PLACE, method_family, method_source_of
 from securevfl.lab.one_run import (
     LeftOut,
     Recipe,
@@ -32,7 +32,6 @@ from securevfl.lab.one_run import (
     cell,
     kept_or_temporary,
     markdown,
-    method_adaptations,
     method_config,
     on_test_rows,
     over_seeds,
@@ -279,7 +278,7 @@ def adaptations(comparison: Comparison, *, without: Container[str]) -> dict[str,
         without: Methods that are left out.
     """
     notes_by_method = {
-        name: method_adaptations(comparison.config, name)
+        name: method_source_of(comparison.config, name)[1]
         for name in comparison.trained_methods
         if name not in without
     }
@@ -533,7 +532,6 @@ def compare(
     *,
     settings: Mapping[str, str | Sequence[Any]] = MappingProxyType({}),
     seeds: int = 5,
-    as_published: bool = False,
     metric: str | None = None,
     device: str = "cpu",
     data_root: Path | None = None,
@@ -552,8 +550,6 @@ def compare(
         settings: Values by ``table.field`` of the file, a list or a text such as ``"1,10,50"``;
             each combination is compared.
         seeds: Number of run seeds, counting up from the file's.
-        as_published: Whether presets such as ``"fedsim-paper"`` train for as many epochs, and with
-            as many rows a round, as their papers; otherwise as the others do.
         metric: Metric to compare by; another one needs no training. Default: ``training.metric``.
         device: ``"cpu"`` or ``"cuda"``.
         data_root: Folder at which relative data paths start; default: that of the file, or the
@@ -591,7 +587,7 @@ def compare(
     )
     with kept_or_temporary(out) as folder:
         comparison = Comparison(
-            config=published(config, methods) if as_published else config,
+            config=config,
             methods=tuple(methods),
             settings=tuple(tried),
             seeds=seeds,
@@ -605,11 +601,6 @@ def compare(
         if out is None:
             del figures["folder"]
         return figures
-
-
-def published(config: FederationConfig, methods: Sequence[str]) -> FederationConfig:
-    """Return a federation in which presets train for as long as their papers say."""
-    return replace(config, source=as_published_source(config.source, methods))
 
 
 def compare_and_write(comparison: Comparison, options: StudyOptions) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Data sets for experiments: tables by name, and splits of one table between parties."""
 
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,20 +9,14 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import sklearn.datasets
-import torch
 from jaxtyping import Float64
 from sklearn.decomposition import PCA
 
-from securevfl.config.reading import parse_federation
 from securevfl.core import checks
 from securevfl.core.conventions import Task, stream
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.data.keys_and_labels import encode_labels
 from securevfl.data.tables import Labels, PartyTable
-from securevfl.lab.pooled_methods import train_in_one_place
-from securevfl.models.alone.margins import BaselineConfig
-from securevfl.runtime.run_options import RunOptions
-from securevfl.runtime.simulation import simulate_federation
 
 
 def split_table(
@@ -84,63 +77,6 @@ def split_table(
         name: part.tolist() for name, part in zip(_party_names(names, parties), parts, strict=True)
     }
     keys = _principal_keys(values[:, views[next(iter(views))]], key_dim)
-    return _deal(values, targets, keys, views, key_noise=key_noise, seed=seed, task=task)
-
-
-def split_pair(
-    X: npt.ArrayLike,
-    y: npt.ArrayLike,
-    *,
-    key_dim: int,
-    key_noise: float = 0.0,
-    seed: int = 0,
-    task: Task = "multiclass",
-) -> list[PartyTable]:
-    """Split a table by FedSim's protocol for synthetic two-party data.
-
-    ``key_dim`` features drawn at random become the common features: the keys. The others are
-    dealt out equally. Keys are scaled to [0, 1] and each party adds its own noise to them.
-
-    Args:
-        X: Features, one row a record, finite.
-        y: Labels, one a row.
-        key_dim: Common features.
-        key_noise: Standard deviation of the noise, in ranges of a key dimension.
-        seed: Everything random here follows from it.
-        task: What the label is.
-
-    Returns:
-        The primary's table and the secondary's; ``entities`` as in :func:`split_table`.
-
-    Raises:
-        ConfigError: If an argument is out of range.
-        DataError: If the table has a value that is not finite, or too few features.
-
-    References:
-        [FedSim] section 6.1 ("Dataset", "Baselines"): common features are not trained on.
-
-    Differs from [FedSim]: the paper perturbs identifiers without giving their unit; here the
-    noise is relative to the range, so that one setting means the same for every feature.
-    """
-    checks.at_least(1, key_dim=key_dim)
-    values, targets = _check_arrays(X, y)
-    if values.shape[1] < key_dim + 2:
-        raise DataError(
-            f"X: has {values.shape[1]} features; {key_dim} keys and one feature for each of two "
-            f"parties need {key_dim + 2}"
-        )
-    columns = stream(seed, "split", "features").permutation(values.shape[1])
-    common = values[:, columns[:key_dim]]
-    spread = common.max(axis=0) - common.min(axis=0)
-    if not (spread > 0).all():
-        raise DataError("X: a feature that was drawn as a key is constant; drop it or change seed")
-    views = {
-        name: [int(column) for column in np.sort(part)]
-        for name, part in zip(
-            _party_names(None, 2), np.array_split(columns[key_dim:], 2), strict=True
-        )
-    }
-    keys = (common - common.min(axis=0)) / spread
     return _deal(values, targets, keys, views, key_noise=key_noise, seed=seed, task=task)
 
 
@@ -379,46 +315,3 @@ def demo_federation(*, seed: int) -> dict[str, Any]:
     source["linkage"]["choose"] = "records"
     source["party"].append({"name": "dealer", "role": "dealer"})
     return source
-
-
-def demo_baselines(
-    source: dict[str, Any], tables: list[PartyTable], *, tell: Callable[[str], None]
-) -> dict[str, Any]:
-    """Return test figures of the demo without noise, and with all features in one place.
-
-    Args:
-        source: The demo's federation file, as a mapping.
-        tables: The primary's table, then the secondaries'.
-        tell: Called with a line before each of the two trainings.
-    """
-    tell("without noise (simulated), for comparison")
-    no_privacy = _without_noise(source, tables)
-    tell("combine: all features in one place")
-    combine, _ = train_in_one_place(
-        parse_federation(source, file="demo"),
-        {table.name: table for table in tables},
-        "combine",
-        BaselineConfig(),
-        torch.device("cpu"),
-    )
-    return {
-        "no_privacy_test": no_privacy["test"],
-        "no_privacy_test_metrics": no_privacy["test_metrics"],
-        "combine_test": combine.test,
-        "combine_test_metrics": combine.test_metrics,
-    }
-
-
-def _without_noise(source: dict[str, Any], tables: list[PartyTable]) -> dict[str, Any]:
-    privacy = {"mechanism": "none", "encoder": source["privacy"]["encoder"]}
-    for name in ("links_per_record", "clip_norm"):
-        if name in source["privacy"]:
-            privacy[name] = source["privacy"][name]
-    config = parse_federation({**source, "privacy": privacy}, file="demo without noise")
-    with tempfile.TemporaryDirectory(prefix="securevfl-") as folder:
-        return simulate_federation(
-            config,
-            {table.name: table for table in tables},
-            RunOptions(run_folder=Path(folder)),
-            with_alone=False,
-        ).metrics

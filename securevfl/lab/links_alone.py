@@ -3,15 +3,15 @@
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Bool, Int64
 
 from securevfl.config.federation import FederationConfig, key_spec, link_spec
 from securevfl.config.rules import require_enough_records, require_own_files
 from securevfl.config.sections import PartySettings
-from securevfl.core import checks, files
+from securevfl.core import files
 from securevfl.core.errors import DataError
 from securevfl.core.formatting import Summarised, finite_or_none
 from securevfl.core.memory import peak_memory_bytes
@@ -29,56 +29,6 @@ from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import read_keys
 from securevfl.runtime.run_folder import require_own_folder
 from securevfl.runtime.run_options import FederationSource, resolve_federation
-
-Simpler = Literal["exact", "top1sim", "avgsim"]
-"""Methods that FedSim is compared with, by which links they use as matches."""
-
-
-def estimated_improvement(links: LinkTable, *, over: Simpler) -> float:
-    """Return Delta: the similarity that a simpler method loses or blurs, per row.
-
-    ``Delta_i = sum_(matches) (1 - s_ij) + sum_(others) s_ij``, averaged over the rows i. A match
-    that is not quite similar is redundant information, a similar record that is no match is lost.
-
-    Args:
-        links: K links a row, with their distances. Records beyond the K-th count nothing: FedSim
-            does not use them either.
-        over: ``exact`` matches links of distance 0, ``top1sim`` the first link, ``avgsim`` all K.
-
-    Returns:
-        A number from 0 to K.
-
-    Raises:
-        ConfigError: If ``over`` is another method.
-        DataError: If there are no links.
-
-    References:
-        [FedSim] Definition 1. The paper says "scaled similarity" and not how: here s is 1 for the
-        nearest link of all and 0 for the farthest.
-    """
-    checks.one_of(get_args(Simpler), over=over)
-    present = links.present
-    if not present.any():
-        raise DataError("Delta: there are no links")
-    similarity = scaled_similarities(links)
-    matches = present.copy()
-    if over == "top1sim":
-        matches[:, 1:] = False
-    elif over == "exact":
-        matches &= links.distances == 0
-    parts = np.where(matches, 1 - similarity, similarity)
-    return float(np.where(present, parts, 0).sum() / links.num_rows)
-
-
-def scaled_similarities(links: LinkTable) -> Float64[np.ndarray, "rows links"]:
-    """Return similarities in [0, 1]: 1 for the nearest link of all, 0 for the farthest and none."""
-    present: Bool[np.ndarray, "rows links"] = links.present
-    distances = links.distances[present]
-    spread = distances.max() - distances.min()
-    scaled = np.zeros(links.distances.shape)
-    scaled[present] = (distances.max() - distances) / spread if spread > 0 else 1.0
-    return scaled
-
 
 _TOP: Final = 10
 _ROWS_OF_A_PIECE: Final = 2**16
@@ -208,7 +158,7 @@ class LinkStudy(Summarised):
 
 
 def study_links(
-    config: FederationConfig, data_root: Path, folder: Path, *, estimate: bool, observe: Observer
+    config: FederationConfig, data_root: Path, folder: Path, *, observe: Observer
 ) -> LinkStudy:
     """Link every secondary in this process, write each party's lists, and measure the links.
 
@@ -218,7 +168,6 @@ def study_links(
         config: The federation; its column of true matches is used if there is one.
         data_root: Folder at which relative paths start.
         folder: Folder for ``links.json`` and the parties' folders.
-        estimate: Whether FedSim's Delta is estimated too.
         observe: Receives progress events.
 
     Raises:
@@ -255,7 +204,6 @@ def study_links(
             "similarities": None if kept.similar is None else kept.similar.figures(),
             "reveals": reveals_of(spec, "secondary"),
             **comparison_figures,
-            **({"delta": _deltas(kept.links)} if estimate else {}),
         }
         curves[party.name] = _curve(kept.links)
         linked &= kept.links.present.any(axis=1)
@@ -358,14 +306,6 @@ def _write_primary(spec: LinkSpec, folder: Path, values: list[Any]) -> None:
     files.write_json(folder / "links.json", figures)
 
 
-def _deltas(links: LinkTable) -> dict[str, float]:
-    return {
-        "exact": estimated_improvement(links, over="exact"),
-        "top1sim": estimated_improvement(links, over="top1sim"),
-        "avgsim": estimated_improvement(links, over="avgsim"),
-    }
-
-
 def _curve(links: LinkTable) -> list[float]:
     distances = links.distances[links.present]
     distances.sort()
@@ -379,7 +319,6 @@ def link(
     *,
     out: Path | None = None,
     data_root: Path | None = None,
-    estimate: bool = False,
     observe: Observer = lambda _event: None,
 ) -> LinkStudy:
     """Link the tables of a federation in this process, and measure the quality of the links.
@@ -389,7 +328,6 @@ def link(
         out: Folder for every party's lists, which later calls reuse; default: a temporary one.
         data_root: Folder at which relative data paths start; default: that of the file, or the
             current one.
-        estimate: Whether FedSim's Delta over simpler linkage is estimated too.
         observe: Receives progress events.
 
     Returns:
@@ -406,4 +344,4 @@ def link(
     with kept_or_temporary(out) as folder:
         require_own_folder(config, folder)
         files.require_writable_folder(folder)
-        return study_links(config, root, folder, estimate=estimate, observe=observe)
+        return study_links(config, root, folder, observe=observe)

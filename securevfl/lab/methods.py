@@ -10,7 +10,7 @@ those of ``[pretraining]`` have a table of their own, ``[methods.NAME.pretrainin
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Final
@@ -241,26 +241,7 @@ def _preset_notes(
         and source.get("training", {}).get(name) != chosen.training[name]
     ]
     if published:
-        yield f"not the published {', '.join(published)}: the file's (--as-published takes them)"
-
-
-def as_published_source(source: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Return a federation file in which methods by preset train for as long as published.
-
-    Args:
-        source: The parsed federation file.
-        names: The methods.
-    """
-    methods = dict(source.get("methods", {}))
-    for name in names:
-        called = _settings(source, name).get("preset")
-        if called is not None:
-            training = presets.preset_named(
-                family_named(method_family(source, name)), called
-            ).training
-            length = {field: training[field] for field in LENGTH if field in training}
-            methods[name] = {**length, **methods.get(name, {})}
-    return {**source, "methods": methods}
+        yield f"not the published {', '.join(published)}: the file's, unless its table has them"
 
 
 def baseline_settings(source: Mapping[str, Any], name: str) -> Settings:

@@ -81,15 +81,6 @@ def method_config(config: FederationConfig, name: str) -> FederationConfig:
     return trained
 
 
-def method_adaptations(config: FederationConfig, name: str) -> tuple[str, ...]:
-    """Return a method's differences from the file, in words.
-
-    Raises:
-        ConfigError: If there is no such method, or its ``[methods.NAME]`` table is wrong.
-    """
-    return method_source_of(config, name)[1]
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
     """Federation or method of all runs of one name; a run adds its seed."""

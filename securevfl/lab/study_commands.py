@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import TaskID
 
 from securevfl.core.command_line import (
     AsJson,
@@ -68,14 +67,6 @@ def compare(
             help="Folder; finished runs in it are kept. Default: runs/NAME-compare.",
         ),
     ] = None,
-    as_published: Annotated[
-        bool,
-        typer.Option(
-            "--as-published",
-            help="Presets such as fedsim-paper train for their papers' epochs and batches, not "
-            "the file's.",
-        ),
-    ] = False,
     metric: Annotated[
         str | None,
         typer.Option(
@@ -92,7 +83,7 @@ def compare(
     with loading():
         from securevfl.config.reading import read_federation
         from securevfl.core import files
-        from securevfl.lab.comparison import Comparison, compare_and_write, published
+        from securevfl.lab.comparison import Comparison, compare_and_write
         from securevfl.lab.one_run import StudyOptions
         from securevfl.lab.settings_grid import parse_setting
         from securevfl.lab.study_outputs import comparison_plot
@@ -103,7 +94,7 @@ def compare(
     config = read_federation(federation)
     names = tuple(name.strip() for name in (methods or "").split(",") if name.strip())
     comparison = Comparison(
-        config=published(config, names) if as_published else config,
+        config=config,
         methods=names,
         settings=tuple(parse_setting(text) for text in settings or ()),
         seeds=seeds,
@@ -213,7 +204,7 @@ class StudyProgress:
         self._of = names * seeds
         self._all = self._progress.add_task("runs", total=self._of, figures="")
         self._done: Counter[str] = Counter()
-        self._tasks: dict[Run, TaskID] = {}
+        self._begun: set[Run] = set()
         self._warned: set[str] = set()
 
     def __enter__(self) -> "StudyProgress":
@@ -241,9 +232,9 @@ class StudyProgress:
 
     def __call__(self, run: "Run", event: ProgressEvent) -> None:
         """Show a run's event, if it is a warning or an epoch."""
-        if run not in self._tasks:
-            name = f"{run.name}, seed {run.seed}"
-            self._tasks[run] = self._progress.add_task(name, total=1, figures="")
+        name = f"{run.name}, seed {run.seed}"
+        if run not in self._begun:
+            self._begun.add(run)
             if not self._live:
                 print(f"begun: {name}", file=sys.stderr, flush=True)
         if isinstance(event, Warned) and event.text not in self._warned:
@@ -251,12 +242,9 @@ class StudyProgress:
             text = f"securevfl: warning: {event.text}"
             self._console.print(text, markup=False, highlight=False, soft_wrap=True)
         elif isinstance(event, EpochDone):
-            self._progress.update(
-                self._tasks[run],
-                completed=event.epoch,
-                total=event.epochs,
-                figures=f"validation {format_figure(event.validation)}",
-            )
+            validation = format_figure(event.validation)
+            text = f"{name}: epoch {event.epoch} of {event.epochs}, validation {validation}"
+            self._progress.update(self._all, figures=text)
 
     def reporting(self, options: "StudyOptions") -> "StudyOptions":
         """Return options whose callbacks are this object's."""
@@ -265,24 +253,16 @@ class StudyProgress:
     def done(self, run: "Run", result: Mapping[str, Any]) -> None:
         """Show a finished run's result."""
         self._done[run.name] += 1
-        self._forget(run)
         self._progress.update(self._all, completed=self._done.total())
         text = f"{run.name}, seed {run.seed}: {result['metric']} {format_figure(result['test'])}"
         self._say(text, f"done {self._done.total()}/{self._of}: {text}")
 
     def left_out(self, method: "LeftOut") -> None:
         """Show a skipped or failed name, and count its remaining runs as not due."""
-        for run in [run for run in self._tasks if run.name == method.name]:
-            self._forget(run)
         self._of -= self._seeds - self._done[method.name]
         self._progress.update(self._all, total=self._of)
         text = f"{method.name} {method.status}: {method.reason}"
         self._say(text, text)
-
-    def _forget(self, run: "Run") -> None:
-        task = self._tasks.pop(run, None)
-        if task is not None:
-            self._progress.remove_task(task)
 
     def _say(self, live: str, plain: str) -> None:
         if self._live:

@@ -284,7 +284,7 @@ LEVEL: Final = 0.95
 """Confidence level of every interval."""
 
 FOLDER: Final = "attacks"
-"""Folder in the run folder: one file for each finished attack."""
+"""Folder in the run folder: one file for each shadow run."""
 
 _RESAMPLES: Final = 400
 

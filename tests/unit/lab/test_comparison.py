@@ -23,7 +23,7 @@ from securevfl.lab.comparison import (
     table_rows,
     write_comparison,
 )
-from securevfl.lab.methods import as_published_source, method_source_of
+from securevfl.lab.methods import method_source_of
 from securevfl.lab.one_run import LeftOut, Recipe, Run, StudyOptions, markdown, run_config
 from securevfl.runtime import primary_run
 from securevfl.testing import read_tables, run_in_process, write_federation
@@ -480,17 +480,15 @@ def test_methods_of_a_seed_begin_at_one_base(
             assert one[metrics] == again.metrics[metrics]
 
 
-@pytest.mark.parametrize("as_published", [False, True])
-def test_a_preset_trains_as_long_as_the_file_unless_its_own_length_is_asked_for(
-    tmp_path: Path, as_published: bool
+@pytest.mark.parametrize("own", [False, True])
+def test_a_preset_trains_as_long_as_the_file_unless_its_table_has_its_length(
+    tmp_path: Path, own: bool
 ) -> None:
     """Like is compared with like: a paper's hundred epochs are no method."""
-    config = read_federation(write_federation(tmp_path, **SMALL))
-    if as_published:
-        config = dataclasses.replace(
-            config, source=as_published_source(config.source, ["fet-paper"])
-        )
-    own, notes = method_source_of(config, "fet-paper")
-    length = own["training"]["epochs"], own["training"]["batch_size"]
-    assert length == ((100, 128) if as_published else (2, 32))
-    assert any("not the published epochs = 100" in note for note in notes) is not as_published
+    length = {"epochs": 100, "batch_size": 128, "patience": 100}
+    methods = {"fet-paper": length} if own else {}
+    config = read_federation(write_federation(tmp_path, **{**SMALL, "methods": methods}))
+    source, notes = method_source_of(config, "fet-paper")
+    trained = source["training"]["epochs"], source["training"]["batch_size"]
+    assert trained == ((100, 128) if own else (2, 32))
+    assert any("not the published epochs = 100" in note for note in notes) is not own

@@ -13,8 +13,6 @@ from helpers.federations import FROZEN
 
 import securevfl as sv
 from securevfl.core.errors import ConfigError
-from securevfl.lab import contribution
-from securevfl.lab.contribution import CACHE
 from securevfl.runtime.run_folder import CONTRIBUTION
 from securevfl.testing import run_in_process, save_federation, write_federation
 
@@ -100,27 +98,6 @@ def test_blocks_say_what_everybody_is_worth(blocks: tuple[Path, sv.Contribution]
         assert one.leave_one_out["rmse"].value < 0.2 * one.shapley["rmse"].value
     twins = [found.again.partners[name].shapley["rmse"].value for name in ("twin-1", "twin-2")]
     assert twins[0] == pytest.approx(twins[1], rel=0.05)
-
-
-def test_what_was_trained_again_is_kept(
-    blocks: tuple[Path, sv.Contribution], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, first = blocks
-    kept = sorted((folder / "run" / "parties" / "agency" / CACHE).iterdir())
-    assert len(kept) == 2**4 - 2
-    kept[0].write_bytes(b"damaged")
-    trained: list[int] = []
-    whole = contribution.build_primary
-
-    def counted(*args: Any, **named: Any) -> Any:
-        trained.append(1)
-        return whole(*args, **named)
-
-    monkeypatch.setattr(contribution, "build_primary", counted)
-    second = sv.contribution(folder / "run", data_root=folder)
-
-    assert len(trained) == 1
-    assert second.as_json() == first.as_json()
 
 
 def test_the_command_writes_file_plot_and_report(
