@@ -23,10 +23,10 @@ from securevfl.core.errors import DataError
 from securevfl.lab.links_alone import study_links
 from securevfl.linkage.links import LinkTable
 
-SIMPLER = ("top1sim", "avgsim", "exact")
-
 Simpler = Literal["exact", "top1sim", "avgsim"]
 """Methods that FedSim is compared with, by which links they use as matches."""
+
+SIMPLER: tuple[Simpler, ...] = ("top1sim", "avgsim", "exact")
 
 
 def estimated_improvement(links: LinkTable, *, over: Simpler) -> float:

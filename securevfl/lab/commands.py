@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from securevfl.core.command_line import (
     AsJson,
@@ -59,12 +58,8 @@ def link(
     config = read_federation(federation, only_linkage=True)
     folder = run_folder_for(config, out, reads=[federation])
     with RunProgress(metric="recall") as progress:
-        study = link_tables(
-            config,
-            out=folder,
-            data_root=data_root or federation.parent,
-            observe=progress,
-        )
+        root = data_root or federation.parent
+        study = link_tables(config, out=folder, data_root=root, observe=progress)
     files.write_text(folder / "similarities.svg", similarities_plot(study.curves), for_others=True)
     if as_json:
         print(json.dumps(study.figures))
@@ -75,12 +70,8 @@ def link(
 def _print_links(console: Console, figures: Mapping[str, Any], folder: Path) -> None:
     for name, link_figures in figures["secondaries"].items():
         title = f"{name}: {link_figures['rows']:,} rows, {link_figures['records']:,} records, K = "
-        table = Table(title=f"{title}{link_figures['links_per_row']}", title_justify="left")
-        table.add_column("figure")
-        table.add_column("value", justify="right")
-        for label, value in _link_rows(link_figures, figures["max_distance"]):
-            table.add_row(escape(label), escape(value))
-        console.print(table)
+        rows = [["figure", "value"], *map(list, _link_rows(link_figures, figures["max_distance"]))]
+        print_figures(console, rows, title=f"{title}{link_figures['links_per_row']}")
     console.print(
         f"rows that keep a link at every secondary: {figures['rows_linked_everywhere']} of "
         f"{figures['rows']}",
@@ -173,13 +164,6 @@ def contribution(
         int,
         typer.Option("--permutations", help="Orders that Shapley values of many partners take."),
     ] = 32,
-    seed: Annotated[
-        int | None,
-        typer.Option("--seed", help="Of orders and intervals; default: that of the run."),
-    ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE.svg", help="Draw it; the report has it too.")
-    ] = None,
     federation: RunFederation = None,
     data_root: DataRoot = None,
     device: Device = "cpu",
@@ -187,29 +171,22 @@ def contribution(
 ) -> None:
     """Measure what each partner contributes to a run; sends nothing and costs nothing."""
     with loading():
-        from securevfl.core import files
         from securevfl.core.shown_progress import RunProgress
         from securevfl.desk.report.page import write_report
-        from securevfl.desk.report.plots import contribution_plot
         from securevfl.lab.contribution import contribution as measure
         from securevfl.runtime.run_folder import CONTRIBUTION, read_figures
 
-    if plot is not None:
-        files.output_path(plot, endings=[".svg"], option="--plot")
     metric = read_figures(run)["metric"]
     with RunProgress(metric=metric) as progress:
         measured = measure(
             run,
             permutations=permutations,
-            seed=seed,
             federation=federation,
             data_root=data_root,
             device=device,
             observe=progress,
         ).as_json()
     write_report(run)
-    if plot is not None:
-        files.write_output(plot, contribution_plot(measured))
     if as_json:
         print(json.dumps(measured))
         return

@@ -6,7 +6,7 @@ Finished runs are kept, and read again.
 # A notebook shows a signature's types as they are written here, not all that they stand for.
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +21,7 @@ from securevfl.core import checks, files
 from securevfl.core.conventions import Task as LabelTask
 from securevfl.core.errors import ConfigError, SecureVflError
 from securevfl.data.tables import PartyTable
-from securevfl.lab.methods import ALONE, IN_ONE_PLACE, method_family, method_source_of
+from securevfl.lab.methods import ALONE, IN_ONE_PLACE, JOINED, method_family, method_source_of
 from securevfl.lab.one_run import (
     LeftOut,
     Recipe,
@@ -39,7 +39,7 @@ from securevfl.lab.one_run import (
     summarise_seeds,
     train_tasks,
 )
-from securevfl.lab.pooled_methods import require_fitting
+from securevfl.lab.pooled_methods import true_matches
 from securevfl.lab.settings_grid import Point, Setting, parse_setting, points_of, text_of
 from securevfl.lab.study_outputs import TableStore, digest_of_tables
 from securevfl.models.registry import require_installed
@@ -211,7 +211,8 @@ def compare_methods(
         if run.name in recipes:
             recipe, own = recipes[run.name]
             held = store.digest_for(config if recipe.method else own)
-            alone = recipe.method is not None and recipe.family in ALONE
+            pooled = recipe.pooled()
+            alone = pooled is not None and pooled[0] in ALONE
             tasks.append(
                 Task(
                     run=run,
@@ -270,30 +271,16 @@ def _chosen_by_validation(
     return chosen
 
 
-def adaptations(comparison: Comparison, *, without: Container[str]) -> dict[str, tuple[str, ...]]:
-    """Return each method's differences from the file, in words.
-
-    Args:
-        comparison: The methods.
-        without: Methods that are left out.
-    """
-    notes_by_method = {
-        name: method_source_of(comparison.config, name)[1]
-        for name in comparison.trained_methods
-        if name not in without
-    }
-    return {name: notes for name, notes in notes_by_method.items() if notes}
-
-
 def _misfit(config: FederationConfig, method: str, tables: Mapping[str, PartyTable]) -> str | None:
     """Return why a method can't be trained on this file and these tables, or None."""
     family = method_family(config.source, method)
     try:
         own = method_config(config, method)
-        if family in IN_ONE_PLACE:
-            require_fitting(own, family, tables)
-        else:
+        if family not in IN_ONE_PLACE:
             require_covered_channels(own)
+        elif family in JOINED:
+            for party in own.secondaries:
+                true_matches(tables[own.primary.name], tables[party.name])
     except SecureVflError as error:
         return str(error).removeprefix(f"method {method!r}: ")
     return None
@@ -631,7 +618,12 @@ def compare_and_write(comparison: Comparison, options: StudyOptions) -> dict[str
         task=federation.task,
         metric=comparison.metric,
         left_out=out,
-        adapted=adaptations(comparison, without={method.name for method in out}),
+        adapted={
+            name: notes
+            for name in comparison.trained_methods
+            if name not in {method.name for method in out}
+            and (notes := method_source_of(comparison.config, name)[1])
+        },
         points=comparison.points,
     )
     figures["folder"] = str(comparison.folder)

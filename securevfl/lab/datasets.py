@@ -256,17 +256,18 @@ def write_tables(tables: Sequence[PartyTable], folder: Path) -> None:
         frame.to_csv(folder / f"{table.name}.csv", index=False)
 
 
-def digits_federation(
-    *, seed: int, model: dict[str, Any], training: dict[str, Any], privacy: dict[str, Any]
-) -> dict[str, Any]:
-    """Return the federation file of the demo as a mapping, for ``tables`` next to it."""
-    keys = [f"key_{axis}" for axis in range(4)]
+def demo_federation(*, seed: int) -> dict[str, Any]:
+    """Return the demo's federation file as a mapping, for ``tables`` next to it.
+
+    Encoders are class means: every secondary's ten numbers point at digits, and agreeing ones
+    add up. What this gains at which epsilon is printed by ``research/results/digits_privacy.py``.
+    """
     parties = [
         {
             "name": name,
             "role": "secondary" if number else "primary",
             "data": f"tables/{name}.csv",
-            "key": keys,
+            "key": [f"key_{axis}" for axis in range(4)],
             # Pixels count ink from 0 to 16. The lower bound makes 5, about what a pixel of any
             # scanned digit holds, the centre: public knowledge, no statistic of this table.
             "scaling": "bounds",
@@ -277,32 +278,16 @@ def digits_federation(
     ]
     return {
         "federation": {"name": "digits", "task": "multiclass", "seed": seed},
-        "model": model,
-        # The digits are as many of each kind: a random split has all of them everywhere.
-        "training": {**training, "split": "random"},
-        "privacy": privacy,
-        "linkage": {"metric": "euclidean", "protection": "none", "truth": "entity"},
-        "party": parties,
-    }
-
-
-def demo_federation(*, seed: int) -> dict[str, Any]:
-    """Return the demo's federation file.
-
-    Encoders are class means: every secondary's ten numbers point at digits, and agreeing ones
-    add up. What this gains at which epsilon is printed by ``research/results/digits_privacy.py``.
-    """
-    source = digits_federation(
-        seed=seed,
-        model={
+        "model": {
             "family": "class-means",
             "neighbours": 4,
             "numbers": 10,
             "top": "tied",
             "keys_as_features": False,
         },
-        training={"batch_size": 64},
-        privacy={
+        # The digits are as many of each kind: a random split has all of them everywhere.
+        "training": {"batch_size": 64, "split": "random"},
+        "privacy": {
             "mechanism": "gaussian",
             "epsilon": 8.0,
             "delta": 1e-5,
@@ -310,8 +295,12 @@ def demo_federation(*, seed: int) -> dict[str, Any]:
             "encoder": "frozen",
             "links_per_record": 1,
         },
-    )
-    source["encoder"] = {"method": "class-means", "labels": "shares"}
-    source["linkage"]["choose"] = "records"
-    source["party"].append({"name": "dealer", "role": "dealer"})
-    return source
+        "linkage": {
+            "metric": "euclidean",
+            "protection": "none",
+            "truth": "entity",
+            "choose": "records",
+        },
+        "encoder": {"method": "class-means", "labels": "shares"},
+        "party": [*parties, {"name": "dealer", "role": "dealer"}],
+    }

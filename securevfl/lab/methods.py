@@ -156,9 +156,7 @@ def method_family(source: Mapping[str, Any], name: str) -> str:
     return str(family)
 
 
-def method_source(
-    source: Mapping[str, Any], name: str, *, training_fields: frozenset[str]
-) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _method_source(source: Mapping[str, Any], name: str) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the federation file as one method sees it, and what of it is left out.
 
     A family other than the file's own takes from ``[model]`` what means the same in both. A preset
@@ -168,7 +166,6 @@ def method_source(
     Args:
         source: The parsed federation file.
         name: The method.
-        training_fields: Names of the fields of ``[training]``.
 
     Raises:
         ConfigError: If there is no such method, or its table sets what all must share.
@@ -187,6 +184,7 @@ def method_source(
         return result, ()
     preset = own.pop("preset", None)
     inherited, notes = _inherited_settings(source["model"], family)
+    training_fields = {field.name for field in dataclasses.fields(TrainingSettings)}
     training = source.get("training", {})
     wider = source.get("pretraining", {})
     if preset is not None:
@@ -324,8 +322,7 @@ def require_method(config: FederationConfig, name: str) -> None:
 
 def method_source_of(config: FederationConfig, name: str) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the file as a method sees it, and what it has otherwise than the file says."""
-    fields = frozenset(field.name for field in dataclasses.fields(TrainingSettings))
-    source, dropped = method_source(config.source, name, training_fields=fields)
+    source, dropped = _method_source(config.source, name)
     if method_family(config.source, name) in IN_ONE_PLACE:
         baseline_settings(config.source, name)
         return source, ()

@@ -34,7 +34,13 @@ from securevfl.core.progress import Observer, ProgressEvent, RoundDone, RowsRele
 from securevfl.data.tables import PartyTable
 from securevfl.federation.base import Base
 from securevfl.federation.run_plan import run_facts
-from securevfl.lab.methods import IN_ONE_PLACE, baseline_settings, method_family, method_source_of
+from securevfl.lab.methods import (
+    IN_ONE_PLACE,
+    Settings,
+    baseline_settings,
+    method_family,
+    method_source_of,
+)
 from securevfl.lab.pooled_methods import train_in_one_place
 from securevfl.models.task_metrics import TaskMetric
 from securevfl.runtime.run_options import RunOptions, device_named
@@ -100,17 +106,14 @@ class Recipe:
         config = parse_federation(self.source, file="study")
         return config if self.method is None else method_config(config, self.method)
 
-    @property
-    def family(self) -> str:
-        """Name of the trained family, or of the method on pooled tables."""
-        if self.method is not None:
-            return method_family(self.source, self.method)
-        return self.config().family.name
-
-    @property
-    def in_one_place(self) -> bool:
-        """Whether the method trains on pooled tables."""
-        return self.method is not None and self.family in IN_ONE_PLACE
+    def pooled(self) -> tuple[str, Settings] | None:
+        """Return family and settings of a method on pooled tables; None trains a federation."""
+        if self.method is None:
+            return None
+        family = method_family(self.source, self.method)
+        if family not in IN_ONE_PLACE:
+            return None
+        return family, baseline_settings(self.source, self.method)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -186,8 +189,8 @@ def run_digest(recipe: Recipe, run: Run, *, tables_digest: str) -> str:
         for party in map(dataclasses.asdict, own.parties)
     ]
     settings = f"{__version__} {own.settings_digest} {written_settings} {parties}"
-    if recipe.method is not None and recipe.in_one_place:
-        settings += f" {baseline_settings(recipe.source, recipe.method)}"
+    if pooled := recipe.pooled():
+        settings += f" {pooled[1]}"
     return f"{hashlib.sha256(settings.encode()).hexdigest()} {tables_digest}"
 
 
@@ -196,7 +199,7 @@ def finished_run(study: Path, run: Run, *, digest: str) -> dict[str, Any] | None
 
     Raises:
         ConfigError: If it was trained under other settings or defaults, on other tables or by
-            another version, or lacks figures.
+            another version.
     """
     path = run.folder(study) / "result.json"
     if not path.exists():
@@ -209,11 +212,6 @@ def finished_run(study: Path, run: Run, *, digest: str) -> dict[str, Any] | None
     if made_from != digest:
         raise ConfigError(
             f"{path}: was trained under other settings, on other tables or by another version; "
-            f"remove {path.parent}, or choose another --out"
-        )
-    if not {"name", "used", *_KEPT} <= {*result}:
-        raise ConfigError(
-            f"{path}: was written by another version, which kept other figures; "
             f"remove {path.parent}, or choose another --out"
         )
     return result
@@ -272,9 +270,8 @@ def train_run(
     own = run_config(recipe, run)
     folder = run.folder(study)
     wall, cpu, saved = time.monotonic(), time.process_time(), 0.0
-    if recipe.method is not None and recipe.in_one_place:
-        settings = baseline_settings(recipe.source, recipe.method)
-        figures, head = train_in_one_place(own, tables, recipe.family, settings, device)
+    if pooled := recipe.pooled():
+        figures, head = train_in_one_place(own, tables, *pooled, device)
         result = {
             "metric": head.metric_name,
             "higher_is_better": head.higher_is_better,
@@ -315,7 +312,7 @@ def train_run(
     split, _ = run_facts(own, tables[own.primary.name])
     result |= {
         "name": run.name,
-        "family": recipe.family,
+        "family": pooled[0] if pooled else own.family.name,
         "seed": run.seed,
         "train_rows": len(split.train),
         "seconds": round(time.monotonic() - wall, 3),

@@ -326,34 +326,15 @@ def method_inputs(
         parts = [features, places]
         if family == "boosting-links":
             parts += [_linked_inputs(link(keys_of(spec.keys, other)), other) for other in others]
-    elif family == "solo":
-        parts = [features, *keys]
     else:
         parts = [features, *keys]
+    if family in JOINED:
         for party, other in zip(config.secondaries, others, strict=True):
             parts.append(torch.from_numpy(features_of(party, other)[true_matches(primary, other)]))
         if family == "combine" and not keys and key_spec(config).are_numbers:
             # [FedSim] section 6.1, "Dataset": common features are inputs of this method alone.
             parts.append(places)
     return torch.cat([part.to(features) for part in parts], dim=1)
-
-
-def require_fitting(
-    config: FederationConfig, family: str, tables: Mapping[str, PartyTable]
-) -> None:
-    """Refuse a method on pooled tables that does not fit them.
-
-    Args:
-        config: The federation file.
-        family: One of :data:`securevfl.lab.methods.IN_ONE_PLACE`.
-        tables: The primary's table; and for methods that join, every party's.
-
-    Raises:
-        DataError: If a table has no truth, or some row has no match.
-    """
-    if family in JOINED:
-        for party in config.secondaries:
-            true_matches(tables[config.primary.name], tables[party.name])
 
 
 def _alone(

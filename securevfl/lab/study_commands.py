@@ -5,7 +5,6 @@ import sys
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import redirect_stdout
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -29,7 +28,7 @@ from securevfl.core.progress import EpochDone, ProgressEvent, Warned
 from securevfl.core.shown_progress import bars
 
 if TYPE_CHECKING:
-    from securevfl.lab.one_run import LeftOut, Run, StudyOptions
+    from securevfl.lab.one_run import LeftOut, Run
 
 app = typer.Typer()
 
@@ -103,12 +102,13 @@ def compare(
         device=device,
         metric=metric,
     )
-    options = StudyOptions(jobs=jobs)
+    shown = StudyProgress(names=len(comparison.names), seeds=seeds, folder=comparison.folder)
+    options = StudyOptions(jobs=jobs, tell=shown, done=shown.done, leave_out=shown.left_out)
     for warning in warnings_about(config):
         print(wrap_text(f"securevfl: warning: {warning}"), file=sys.stderr)
     keep_freed_memory()
-    with StudyProgress(names=len(comparison.names), seeds=seeds, folder=comparison.folder) as shown:
-        figures = compare_and_write(comparison, shown.reporting(options))
+    with shown:
+        figures = compare_and_write(comparison, options)
     values = {
         name: method["seeds"]
         for name, method in figures["methods"].items()
@@ -245,10 +245,6 @@ class StudyProgress:
             validation = format_figure(event.validation)
             text = f"{name}: epoch {event.epoch} of {event.epochs}, validation {validation}"
             self._progress.update(self._all, figures=text)
-
-    def reporting(self, options: "StudyOptions") -> "StudyOptions":
-        """Return options whose callbacks are this object's."""
-        return replace(options, tell=self, done=self.done, leave_out=self.left_out)
 
     def done(self, run: "Run", result: Mapping[str, Any]) -> None:
         """Show a finished run's result."""

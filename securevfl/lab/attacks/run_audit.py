@@ -133,12 +133,14 @@ def audit_run(
     findings, not_tried = [], {}
     for number, name in enumerate(names, 1):
         tell(f"{number}/{len(names)} {name}")
+        begun = time.monotonic()
         try:
-            leaks = attack.attempt(attacks[name], evidence, seeds=seeds)
+            leaks = list(attacks[name].findings(evidence, seeds))
         except UnavailableError as error:
             not_tried[name] = str(error)
             continue
-        findings += [{"aim": attacks[name].aim, **leak.as_json()} for leak in leaks]
+        own = {"aim": attacks[name].aim, "seconds": round(time.monotonic() - begun, 2)}
+        findings += [{**leak.as_json(), **own, "attack": leak.attack or name} for leak in leaks]
     privacy = evidence.privacy
     audit = RunAudit(
         run=evidence.run,

@@ -311,7 +311,7 @@ class _Distances:
             apart = (taught - guesses[0][order]).mean(axis=0)
             guesses = [guess + apart for guess in guesses]
         guesses = [np.where(np.isnan(guess), taught.mean(axis=0), guess) for guess in guesses]
-        unknown = [np.setdiff1d(np.arange(len(self.places[0])), order), slice(None)]
+        unknown: list[Any] = [np.setdiff1d(np.arange(len(self.places[0])), order), slice(None)]
         return [
             (
                 np.linalg.norm((guess - true)[left], axis=1),
