@@ -20,7 +20,7 @@ from securevfl.federation.base import features_of, own_inputs, place_keys, train
 from securevfl.federation.build import primary_data
 from securevfl.federation.rounds.primary import PrimaryData
 from securevfl.federation.run_plan import run_facts
-from securevfl.lab.methods import JOINED, BoostingConfig, Settings
+from securevfl.lab.methods import ALONE, JOINED, BoostingConfig, Settings
 from securevfl.linkage.spec import LinkedSecondary
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
@@ -320,7 +320,8 @@ def method_inputs(
     places = data.keys[:, torch.as_tensor(place_keys(primary), device=data.keys.device)]
     # Keys are inputs of all methods or of none: what they add would be taken for a partner's worth.
     keys = [data.keys] if config.model.keys_as_features else []
-    others, spec = [tables[party.name] for party in config.secondaries], link_spec(config)
+    secondaries = () if family in ALONE else config.secondaries
+    others, spec = [tables[party.name] for party in secondaries], link_spec(config)
     if family in ("boosting", "boosting-links"):
         # All that the primary has, keys too, whatever joint models read: its usual model.
         parts = [features, places]
@@ -329,7 +330,7 @@ def method_inputs(
     else:
         parts = [features, *keys]
     if family in JOINED:
-        for party, other in zip(config.secondaries, others, strict=True):
+        for party, other in zip(secondaries, others, strict=True):
             parts.append(torch.from_numpy(features_of(party, other)[true_matches(primary, other)]))
         if family == "combine" and not keys and key_spec(config).are_numbers:
             # [FedSim] section 6.1, "Dataset": common features are inputs of this method alone.
