@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from securevfl.lab.contribution import Contribution, contribution
     from securevfl.lab.links_alone import link
     from securevfl.lab.one_run import StudyOptions
-    from securevfl.lab.sweep import sweep
     from securevfl.models.family import PretrainingSettings
     from securevfl.runtime.entry import simulate, train
     from securevfl.runtime.predictions import Predictions
@@ -74,7 +73,6 @@ __all__ = [
     "progress",
     "read_federation",
     "simulate",
-    "sweep",
     "testing",
     "train",
 ]

@@ -1,7 +1,7 @@
 """Count the package's code: ``python tools/count_code.py [FOLDER]``; ``--json``, ``--list`` too.
 
 A line of code holds a token that is neither a comment nor part of a docstring. Imports are lines of
-import statements. The core is all but ``desk``, ``exporting``, ``lab``, ``serving``, ``stages``
+import statements. The core is all but ``desk``, ``lab``, ``serving``, ``stages``
 and ``testing``.
 """
 
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-WINGS: Final = ("desk", "exporting", "lab", "serving", "stages", "testing")
+WINGS: Final = ("desk", "lab", "serving", "stages", "testing")
 """Rooms that are counted by themselves."""
 
 SHARED_NAMES: Final = frozenset(

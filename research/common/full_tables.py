@@ -7,10 +7,11 @@ from typing import Final
 import numpy as np
 import sklearn.datasets
 
+from research.common.folder_tables import require_folder
 from securevfl.core.conventions import Task
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.files import require_unpackable
-from securevfl.lab.datasets import FullTable, require_folder
+from securevfl.lab.datasets import FullTable
 
 _FULL_TABLES: Final = ("gisette", "letter", "mfeat", "mnist")
 _MOST_UNPACKED: Final = 8 * 2**30

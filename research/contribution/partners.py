@@ -16,7 +16,7 @@ from pathlib import Path
 import securevfl as sv
 from securevfl.config.reading import parse_federation
 from securevfl.desk.report.page import write_report
-from securevfl.lab.datasets import digits_federation, digits_tables, write_tables
+from securevfl.lab.datasets import demo_federation, digits_tables, write_tables
 from securevfl.runtime.coalitions import Estimate
 
 _NUMBERS = {"none": 6, "24": 3, "8": 2}
@@ -55,21 +55,20 @@ def _measured(epsilon: str, seed: int, out: Path) -> sv.Contribution:
     noise: dict[str, object] = {"mechanism": "none"}
     if epsilon != "none":
         noise = {"mechanism": "gaussian", "epsilon": float(epsilon), "delta": 1e-5}
-    source = digits_federation(
-        seed=seed,
-        model={
-            "family": "fet",
-            "neighbours": 4,
-            "hidden": 4 * _NUMBERS[epsilon],
-            "release": "pooled",
-            "top": "additive",
-        },
-        training={"epochs": 60, "batch_size": 64, "learning_rate": 1e-3, "patience": 15},
-        privacy={**promise, **noise, "unit": "secondary-record"},
-    )
-    source["linkage"]["choose"] = "records"
+    source = demo_federation(seed=seed)
+    source["model"] = {
+        "family": "fet",
+        "neighbours": 4,
+        "hidden": 4 * _NUMBERS[epsilon],
+        "release": "pooled",
+        "top": "additive",
+    }
+    source["training"] |= {"epochs": 60, "learning_rate": 1e-3, "patience": 15}
+    source["privacy"] = {**promise, **noise, "unit": "secondary-record"}
     source["base"] = {"estimator": "boosting"}
     source["encoder"] = {"method": "principal", "layout": "blocks"}
+    # No labels are masked, so no dealer is needed.
+    source["party"].pop()
     config = parse_federation(copy.deepcopy(source), file="research/contribution/partners.py")
     folder = out / f"epsilon-{epsilon}-seed-{seed}"
 

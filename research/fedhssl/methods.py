@@ -337,7 +337,7 @@ def supervised(
     test = torch.as_tensor(prepared.data.test)
     if prepared.data.metric == "f1":
         raise SystemExit("boosting: trees on pixels are not part of Table IV")
-    boosted = fit_boosting(
+    _, outputs = fit_boosting(
         torch.cat([view.cpu() for view in prepared.views], dim=1),
         prepared.targets.cpu(),
         head=prepared.head,
@@ -348,7 +348,7 @@ def supervised(
         config=BoostingConfig(iterations=50),
         seed=seed,
     )
-    return measure(prepared, boosted.outputs)
+    return measure(prepared, outputs)
 
 
 def traffic(setting: Setting, history: list[dict[str, Any]], aligned: int) -> dict[str, float]:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 import securevfl as sv
+from research.common.folder_tables import load_folder
 from securevfl.core.memory import keep_freed_memory
 from securevfl.core.progress import ProgressEvent, RoundDone
 from securevfl.data.tables import PartyTable
@@ -131,7 +132,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()  # as every command does
-    primary, secondary = sv.datasets.load_folder("hdb")
+    primary, secondary = load_folder("hdb")
     chosen = np.random.default_rng(0).permutation(primary.num_rows)[: options.rows]
     assert primary.labels is not None, "the primary has labels"
     primary = dataclasses.replace(

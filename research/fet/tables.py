@@ -26,13 +26,14 @@ from torch import Tensor
 
 sys.path.append(str(Path(__file__).parents[2]))
 
+from research.common.folder_tables import load_folder
 from research.common.full_tables import load_full
 from research.fet.uneven import split_unevenly
 from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import parse_federation
 from securevfl.core.conventions import derive_seed
 from securevfl.data.tables import PartyTable
-from securevfl.lab.datasets import load_builtin, load_folder, split_table
+from securevfl.lab.datasets import load_builtin, split_table
 from securevfl.models.fet.family import FeTFamily
 from securevfl.models.fet.positions import distance_correlation, fourier_positions, key_grid
 from securevfl.models.fet.settings import FeTConfig

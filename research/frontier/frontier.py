@@ -47,7 +47,9 @@ from securevfl.config.reading import parse_federation
 from securevfl.core.errors import PrivacyError
 from securevfl.data.tables import PartyTable
 from securevfl.federation.base import Base
-from securevfl.lab.datasets import load_builtin, split_table, train_on_all_features
+from securevfl.lab.datasets import load_builtin, split_table
+from securevfl.lab.pooled_methods import train_in_one_place
+from securevfl.models.alone.margins import BaselineConfig
 from securevfl.runtime.launching import train_in_processes
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.simulation import simulate_federation
@@ -418,7 +420,9 @@ def joint_or_alone(
 def combine(source: dict[str, Any], tables: Tables) -> dict[str, float]:
     """Return the test figure of one network on all features, joined by the true matches."""
     config = parse_federation(source, file="frontier")
-    return {"combine": train_on_all_features(config, tables.parties).test}
+    named = {table.name: table for table in tables.parties}
+    cpu = torch.device("cpu")
+    return {"combine": train_in_one_place(config, named, "combine", BaselineConfig(), cpu)[0].test}
 
 
 def pooled(name: str, tables: Tables, seed: int) -> dict[str, float]:

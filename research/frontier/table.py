@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from research.common.panels import panels_of, save
-from research.frontier.surviving import any_code, plan_of
-from securevfl.lab.advice import noise_a_number, surviving_share
+from research.frontier.surviving import any_code, noise_a_number, plan_of, surviving_share
 
 Found = dict[str, dict[str, Any]]
 """Mean, deviation and seeds' values of every column, by method and epsilon."""

@@ -61,8 +61,8 @@ def febrl(folder: Path) -> dict[str, Any]:
             record_entities=entities[1],
         )
         found[name] = {
-            "recall_at_1": quality.recall_at_1,
-            "recall_at_5": quality.recall_at_k,
+            "recall_at_1": quality["recall_at_1"],
+            "recall_at_5": quality["recall_at_k"],
             "seconds": time.perf_counter() - started,
         }
         print("febrl", name, found[name], flush=True)

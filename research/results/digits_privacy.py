@@ -19,12 +19,16 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import torch
+
 sys.path.append(str(Path(__file__).parents[2]))
 
 from research.common.figure_files import keep
 from securevfl.config.reading import parse_federation
 from securevfl.federation.base import Base
-from securevfl.lab.datasets import demo_federation, digits_tables, train_on_all_features
+from securevfl.lab.datasets import demo_federation, digits_tables
+from securevfl.lab.pooled_methods import train_in_one_place
+from securevfl.models.alone.margins import BaselineConfig
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.simulation import simulate_federation
 
@@ -84,7 +88,9 @@ class Seed:
             )
         self._base = result.base
         if self._combine is None:
-            self._combine = train_on_all_features(config, self._tables).test
+            named, cpu = {table.name: table for table in self._tables}, torch.device("cpu")
+            settings = BaselineConfig()
+            self._combine = train_in_one_place(config, named, "combine", settings, cpu)[0].test
         metrics = result.metrics
         placebo = metrics["placebos"]["permuted"]["accuracy"]
         joint = metrics["gain"]["used"] == "joint"

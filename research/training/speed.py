@@ -30,6 +30,7 @@ import numpy as np
 import torch
 
 import securevfl as sv
+from research.common.folder_tables import load_folder
 
 sys.path.append(str(Path(__file__).parents[2]))
 
@@ -37,7 +38,7 @@ from research.common.full_tables import load_full
 from securevfl.core.memory import keep_freed_memory
 from securevfl.core.progress import ProgressEvent, RoundDone
 from securevfl.data.tables import PartyTable
-from securevfl.lab.datasets import load_folder, split_table
+from securevfl.lab.datasets import split_table
 from securevfl.models.fedsim import FedSimConfig
 from securevfl.models.fet.settings import FeTConfig
 

@@ -20,7 +20,7 @@ from securevfl.core.errors import SecureVflError, missing_extra, of_this_machine
 from securevfl.desk.budget_command import app as budget_app
 from securevfl.desk.identity_command import app as identity_app
 from securevfl.desk.ledger_command import app as ledger_app
-from securevfl.exporting.model_commands import app as model_app
+from securevfl.desk.model_command import app as model_app
 from securevfl.lab.commands import app as lab_app
 from securevfl.lab.commands import link_app
 from securevfl.serving.serve_command import app as serve_app

@@ -162,7 +162,6 @@ def train_and_report(
     resume: bool = False,
     device: str = "cpu",
     record_mib: float | None = None,
-    **options: Any,
 ) -> dict[str, Any]:
     """Run a federation with progress on stderr, and write its report.
 
@@ -174,7 +173,6 @@ def train_and_report(
         resume: Whether to continue the run in the folder.
         device: ``"cpu"`` or ``"cuda"``.
         record_mib: MiB of what each party receives and holds, which it records; None: nothing.
-        options: Further ones of :func:`securevfl.train`.
     """
     with loading():
         from securevfl.runtime.entry import simulate, train
@@ -192,7 +190,6 @@ def train_and_report(
             observe=progress,
             record_mib=record_mib,
             progress=False,
-            **options,
         )
     write_page(folder, config)
     return result.metrics

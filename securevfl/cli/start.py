@@ -74,21 +74,11 @@ def demo(
         from securevfl.lab import datasets
         from securevfl.runtime.run_folder import run_folder_for
 
-    source = datasets.demo_federation(seed=seed)
-    config = parse_federation(source, file="demo")
+    config = parse_federation(datasets.demo_federation(seed=seed), file="demo")
     folder = run_folder_for(config, out)
     files.require_writable_folder(folder)
-    tables = datasets.digits_tables(seed=seed)
-    datasets.write_tables(tables, folder / "tables")
-    metrics = train_and_report(
-        config,
-        folder,
-        simulated=False,
-        data_root=folder,
-        extra_figures=lambda: datasets.demo_baselines(
-            source, tables, tell=partial(print, file=sys.stderr)
-        ),
-    )
+    datasets.write_tables(datasets.digits_tables(seed=seed), folder / "tables")
+    metrics = train_and_report(config, folder, simulated=False, data_root=folder)
     print_results(metrics, folder, as_json=as_json)
 
 

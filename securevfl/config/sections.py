@@ -135,7 +135,7 @@ class TrainingSettings:
 
     precision: devices.Precision = "float32"
     """Precision of networks' matrix products; ``bfloat16`` is for GPUs. All else, frozen encoders
-    and exports stay float32."""
+    too, stays float32."""
 
     metric: str | None = None
     """The metric that chooses the best epoch and stands first in results. Default: rmse, auc

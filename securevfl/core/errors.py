@@ -196,8 +196,6 @@ EXTRAS: Final = {
     "fastapi": "serve",
     "uvicorn": "serve",
     "prometheus_client": "serve",
-    "onnx": "export",
-    "onnxruntime": "export",
     "pytorch_optimizer": "lamb",
     "tensorboard": "tensorboard",
     "mlflow": "mlflow",

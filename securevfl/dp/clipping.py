@@ -105,7 +105,7 @@ def _clip(representation: Tensor, clip_norm: float, *, dim: tuple[int, ...]) -> 
     # A model that computes in half precision is clipped and encoded in single.
     representation = devices.widen_floats(representation)
     target = clip_norm * (1 - _MARGIN)
-    # What is exported is traced through torch's own operations, and needs no gradient.
+    # A traced model goes through torch's own operations, and needs no gradient.
     if not (torch.is_grad_enabled() and representation.requires_grad):
         return representation * _scale(representation, target, dim)
     clipped, _ = _Clip.apply(representation, target, dim)  # type: ignore[no-untyped-call]

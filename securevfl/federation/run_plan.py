@@ -370,20 +370,6 @@ def pools(config: FederationConfig) -> bool:
     return _aggregation_of(config).pooled
 
 
-def kept_aggregation(config: FederationConfig, *, noise_share_std: float) -> Aggregation:
-    """Return how a kept model's representations are clipped and averaged.
-
-    Args:
-        config: The federation file.
-        noise_share_std: ``tau`` of the model.
-
-    Raises:
-        ConfigError: As :func:`plan_run`, of the aggregation.
-    """
-    cut = _cut_of(config, noise_share_std=noise_share_std)
-    return _aggregation_of(config)(cut)
-
-
 def _releases(config: FederationConfig, facts: RunFacts, privacy: Privacy) -> ReleasePlan:
     training = config.training
     batch = training.batch_size

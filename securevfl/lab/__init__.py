@@ -1,1 +1,1 @@
-"""Experiments: comparisons, sweeps and audits; no party of a run imports them."""
+"""Experiments: comparisons and audits; no party of a run imports them."""

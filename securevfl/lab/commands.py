@@ -3,15 +3,12 @@
 import json
 import sys
 from collections.abc import Mapping
-from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from securevfl.core.command_line import (
     AsJson,
@@ -24,20 +21,17 @@ from securevfl.core.command_line import (
     print_figures,
     say,
 )
-from securevfl.core.errors import ConfigError, PrivacyError
-from securevfl.core.formatting import format_figure
+from securevfl.core.errors import PrivacyError
 from securevfl.core.memory import keep_freed_memory, loading
 from securevfl.lab.study_commands import app as studies_app
 
 if TYPE_CHECKING:
-    from securevfl.lab.advice import Advice, Bound
     from securevfl.lab.attacks.run_audit import RunAudit
     from securevfl.lab.audit.audit_report import AuditReport
-    from securevfl.lab.rehearsal import RehearsedRun
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Compare methods, sweep settings, rehearse, audit and measure, in the simulator.",
+    help="Compare methods and settings, audit and measure, in the simulator.",
 )
 app.add_typer(studies_app)
 
@@ -49,9 +43,6 @@ def link(
     federation: FederationFile,
     out: Out = None,
     data_root: FileDataRoot = None,
-    estimate: Annotated[
-        bool, typer.Option("--estimate", help="Estimate FedSim's Delta over simpler linkage.")
-    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Link the tables of a federation on this machine, and measure the links."""
@@ -67,13 +58,8 @@ def link(
     config = read_federation(federation, only_linkage=True)
     folder = run_folder_for(config, out, reads=[federation])
     with RunProgress(metric="recall") as progress:
-        study = link_tables(
-            config,
-            out=folder,
-            data_root=data_root or federation.parent,
-            estimate=estimate,
-            observe=progress,
-        )
+        root = data_root or federation.parent
+        study = link_tables(config, out=folder, data_root=root, observe=progress)
     files.write_text(folder / "similarities.svg", similarities_plot(study.curves), for_others=True)
     if as_json:
         print(json.dumps(study.figures))
@@ -84,12 +70,8 @@ def link(
 def _print_links(console: Console, figures: Mapping[str, Any], folder: Path) -> None:
     for name, link_figures in figures["secondaries"].items():
         title = f"{name}: {link_figures['rows']:,} rows, {link_figures['records']:,} records, K = "
-        table = Table(title=f"{title}{link_figures['links_per_row']}", title_justify="left")
-        table.add_column("figure")
-        table.add_column("value", justify="right")
-        for label, value in _link_rows(link_figures, figures["max_distance"]):
-            table.add_row(escape(label), escape(value))
-        console.print(table)
+        rows = [["figure", "value"], *map(list, _link_rows(link_figures, figures["max_distance"]))]
+        print_figures(console, rows, title=f"{title}{link_figures['links_per_row']}")
     console.print(
         f"rows that keep a link at every secondary: {figures['rows_linked_everywhere']} of "
         f"{figures['rows']}",
@@ -157,8 +139,6 @@ def _link_rows(figures: Mapping[str, Any], limit: float | None) -> list[tuple[st
         rows.append(("pairs that parties compare", share))
         if cost["ciphertexts"]:
             rows.append(("ciphertexts that a secondary answers", f"{cost['ciphertexts']:,}"))
-    for method, value in figures.get("delta", {}).items():
-        rows.append((f"Delta over {method}", f"{value:.4g}"))
     return rows
 
 
@@ -177,179 +157,6 @@ def _format_quantiles(quantiles: Mapping[str, float]) -> str:
     return ", ".join(f"{100 * float(level):g} %: {quantiles[level]:.4g}" for level in shown)
 
 
-_ADVICE_HEADINGS: Final = (
-    *("epsilon", "noise", "blocks", "blocks, spread"),
-    *("shared", "partners", "rows"),
-)
-_ADVICE_LEGEND: Final = (
-    "noise: of a number, over the length of one record in it; blocks, shared: the share of a "
-    "signal that survives it in coordinates of a secondary's own (all of the length in one number, "
-    "or spread over its numbers) and in coordinates that all share; partners: so many half "
-    "survive in shared ones; rows: so many training rows show, by two standard errors, a signal "
-    "that explains 1 % of what your own columns leave open"
-)
-
-
-@app.command()
-def advise(
-    federation: FederationFile,
-    epsilon: Annotated[
-        str,
-        typer.Option("--epsilon", metavar="1,2,...", help="What might be promised, in numbers."),
-    ] = "1,2,4,8,16",
-    seeds: Annotated[
-        int, typer.Option(help="Seeds of the dry run, counting up from the file's; 0: no dry run.")
-    ] = 3,
-    key_noise: Annotated[
-        float,
-        typer.Option(
-            help="Noise on synthetic partners' numeric keys, in deviations of each key; 0: their "
-            "keys are the primary's own."
-        ),
-    ] = 0.0,
-    data_root: FileDataRoot = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE.svg", help="Draw what survives, and the dry run.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Estimate what noise leaves of partners' information, before any budget is spent.
-
-    Reads the federation file and the primary's table alone. Some of the primary's own columns are
-    set aside as pretended partners, and trained with as planned: a rehearsal, and no promise.
-    """
-    with loading():
-        from securevfl.config.reading import read_federation
-        from securevfl.core.files import output_path, write_output
-        from securevfl.core.shown_progress import bars
-        from securevfl.lab.advice import advise as advice_for
-        from securevfl.lab.advice import epsilons_from
-
-    epsilons = epsilons_from(epsilon)
-    if seeds < 0:
-        raise ConfigError(f"--seeds: must be at least 0, got {seeds}")
-    if not 0 <= key_noise < float("inf"):
-        raise ConfigError(f"--key-noise: must be a number from 0 on, got {key_noise}")
-    if plot is not None:
-        output_path(plot, [federation], endings=[".svg"], option="--plot")
-    config = read_federation(federation)
-    keep_freed_memory()
-    runs, console = seeds * (len(set(epsilons)) + 1), Console(stderr=True)
-    with bars(console, name_width=22) as shown:
-        task = shown.add_task("rehearsal", total=runs, figures="")
-        done = count(1)
-
-        def progress(run: "RehearsedRun") -> None:
-            number = next(done)
-            figure = format_figure(run.test)
-            text = f"seed {run.seed}, {_epsilon_words(run.epsilon)}: {run.metric} {figure}"
-            shown.update(task, completed=number, figures=text)
-            if not console.is_terminal:
-                print(f"done {number}/{runs}: {text}", file=sys.stderr, flush=True)
-
-        advice = advice_for(
-            federation,
-            config,
-            epsilons=epsilons,
-            seeds=seeds,
-            key_noise=key_noise,
-            data_root=data_root or federation.parent,
-            done=progress,
-        )
-    if plot is not None:
-        from securevfl.lab.study_outputs import advice_plot
-
-        write_output(plot, advice_plot(advice.as_json()))
-    if as_json:
-        print(json.dumps(advice.as_json(), allow_nan=False))
-    else:
-        _print_advice(Console(), advice)
-
-
-def _epsilon_words(value: float | None) -> str:
-    return "without noise" if value is None else f"epsilon {value:g}"
-
-
-def _print_advice(console: Console, advice: "Advice") -> None:
-    privacy, secondaries = advice.config.privacy, len(advice.config.secondaries)
-    say(
-        console,
-        "what can survive: ",
-        f"unit {privacy.unit}, delta {privacy.delta:g}, "
-        f"{_format_count(secondaries, 'secondary', 'secondaries')}, "
-        f"{advice.training_rows:,} training rows",
-    )
-    print_figures(console, [_ADVICE_HEADINGS, *map(_cells, advice.bounds)])
-    say(console, "", _ADVICE_LEGEND)
-    _print_settings(console, advice)
-    if advice.rehearsed:
-        _print_rehearsal(console, advice)
-    for note in advice.notes:
-        say(console, "note: ", note)
-    say(console, "is it worth it? ", advice.worth())
-
-
-def _cells(bound: "Bound") -> list[str]:
-    return [
-        "none" if bound.epsilon is None else f"{bound.epsilon:g}",
-        f"{bound.noise:.2f}",
-        f"{bound.blocks:.2f}",
-        f"{bound.blocks_spread:.2f}",
-        f"{bound.shared:.2f}",
-        "no number" if bound.partners is None else f"{bound.partners:,}",
-        "no number" if bound.rows is None else f"{bound.rows:,}",
-    ]
-
-
-def _print_settings(console: Console, advice: "Advice") -> None:
-    epsilons_by_settings: dict[str, list[str]] = {}
-    for bound in advice.bounds:
-        text = ", ".join(f"{name} = {value}" for name, value in bound.settings.items())
-        epsilons_by_settings.setdefault(text, []).append(
-            "none" if bound.epsilon is None else f"{bound.epsilon:g}"
-        )
-    for text, epsilons in epsilons_by_settings.items():
-        say(console, f"settings at epsilon {', '.join(epsilons)}: ", text)
-
-
-def _print_rehearsal(console: Console, advice: "Advice") -> None:
-    from securevfl.lab.advice import NO_PROMISE
-
-    first, metric = advice.casts[0], advice.rehearsed[0].metric
-    aside = sum(map(len, first.aside.values()))
-    drawn = f", drawn anew with each of {len(advice.casts)} seeds" if len(advice.casts) > 1 else ""
-    say(
-        console,
-        "rehearsal: ",
-        f"{aside} of {len(first.own) + aside} columns set aside for "
-        f"{_format_count(len(first.aside), 'pretended secondary', 'pretended secondaries')}"
-        f"{drawn}; alone is the primary on the columns that were left",
-    )
-    number = partial(format_figure, digits=3)
-    rows = [["epsilon", "alone", "with partners", "gain", "gain by seed", "joint answers"]]
-    for rehearsal in advice.rehearsed:
-        spread = rehearsal.deviation
-        rows.append(
-            [
-                "none" if rehearsal.epsilon is None else f"{rehearsal.epsilon:g}",
-                number(rehearsal.alone),
-                number(rehearsal.test),
-                number(rehearsal.gain, sign="+")
-                + ("" if spread is None else f" ± {number(spread)}"),
-                " ".join(number(gain, sign="+") for gain in rehearsal.gains),
-                f"{rehearsal.used} of {len(rehearsal.gains)}",
-            ]
-        )
-    print_figures(console, rows, title=f"rehearsed test {metric}")
-    for rehearsal in advice.rehearsed:
-        say(console, "", rehearsal.verdict())
-    say(console, "", NO_PROMISE)
-
-
-def _format_count(number: int, singular: str, more: str) -> str:
-    return f"{number} {singular if number == 1 else more}"
-
-
 @app.command()
 def contribution(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
@@ -357,13 +164,6 @@ def contribution(
         int,
         typer.Option("--permutations", help="Orders that Shapley values of many partners take."),
     ] = 32,
-    seed: Annotated[
-        int | None,
-        typer.Option("--seed", help="Of orders and intervals; default: that of the run."),
-    ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE.svg", help="Draw it; the report has it too.")
-    ] = None,
     federation: RunFederation = None,
     data_root: DataRoot = None,
     device: Device = "cpu",
@@ -371,29 +171,22 @@ def contribution(
 ) -> None:
     """Measure what each partner contributes to a run; sends nothing and costs nothing."""
     with loading():
-        from securevfl.core import files
         from securevfl.core.shown_progress import RunProgress
         from securevfl.desk.report.page import write_report
-        from securevfl.desk.report.plots import contribution_plot
         from securevfl.lab.contribution import contribution as measure
         from securevfl.runtime.run_folder import CONTRIBUTION, read_figures
 
-    if plot is not None:
-        files.output_path(plot, endings=[".svg"], option="--plot")
     metric = read_figures(run)["metric"]
     with RunProgress(metric=metric) as progress:
         measured = measure(
             run,
             permutations=permutations,
-            seed=seed,
             federation=federation,
             data_root=data_root,
             device=device,
             observe=progress,
         ).as_json()
     write_report(run)
-    if plot is not None:
-        files.write_output(plot, contribution_plot(measured))
     if as_json:
         print(json.dumps(measured))
         return
@@ -459,12 +252,9 @@ def audit(
             "one record moves, 0.25 to 8."
         ),
     ] = 1.0,
-    clip_norm: Annotated[float, typer.Option(help="C, what rows are clipped to.")] = 1.0,
-    rounds: Annotated[int, typer.Option(help="Releases of each kind, at least 2.")] = 4,
     label_epsilon: Annotated[
         float, typer.Option(help="Epsilon of one row's label, 0.5 to 8.")
     ] = 2.0,
-    timeout: Annotated[float, typer.Option(help="Seconds for all of it.")] = 300.0,
     as_json: AsJson = False,
 ) -> None:
     """Attack what the parties of RUN received, or test the noise and the clip on made-up rows.
@@ -490,10 +280,7 @@ def audit(
     settings = AuditSettings(
         secondaries=secondaries,
         noise_multiplier=noise_multiplier,
-        clip_norm=clip_norm,
-        rounds=rounds,
         label_epsilon=label_epsilon,
-        timeout_s=timeout,
     )
     with loading():
         from securevfl.lab.audit import audit_report

@@ -1,81 +1,96 @@
-"""Comparison of methods in the simulator on equal rows and seeds; finished runs are kept."""
+"""Comparison of methods, and of settings, in the simulator on equal rows and seeds.
+
+Finished runs are kept, and read again.
+"""
 
 # A notebook shows a signature's types as they are written here, not all that they stand for.
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Any, Final
 
-from securevfl.config import presets
+import pandas as pd
+
 from securevfl.config.disclosure import require_covered_channels
-from securevfl.config.encoder import EncoderSettings
 from securevfl.config.federation import FederationConfig
-from securevfl.config.linkage import LinkageSettings
-from securevfl.config.sections import TrainingSettings
 from securevfl.core import checks, files
 from securevfl.core.conventions import Task as LabelTask
 from securevfl.core.errors import ConfigError, SecureVflError
-from securevfl.data.scaling import Bounds
 from securevfl.data.tables import PartyTable
-from securevfl.dp.privacy import Privacy
-from securevfl.lab.methods import ALONE, IN_ONE_PLACE, as_published_source, method_family
+from securevfl.lab.methods import ALONE, IN_ONE_PLACE, JOINED, method_family, method_source_of
 from securevfl.lab.one_run import (
     LeftOut,
     Recipe,
     Run,
-    Study,
     StudyOptions,
-    StudyPlan,
     Task,
     by_name,
     cell,
-    csv_of_runs,
     kept_or_temporary,
     markdown,
-    method_adaptations,
     method_config,
     on_test_rows,
     over_seeds,
     run_digest,
     summarise_seeds,
+    train_tasks,
 )
-from securevfl.lab.pooled_methods import require_fitting
-from securevfl.lab.study_outputs import TableStore, digest_of_tables, tables_for
-from securevfl.models.family import FamilySettings, PretrainingSettings
-from securevfl.models.registry import family_names, require_installed
+from securevfl.lab.pooled_methods import true_matches
+from securevfl.lab.settings_grid import Point, Setting, parse_setting, points_of, text_of
+from securevfl.lab.study_outputs import TableStore, digest_of_tables
+from securevfl.models.registry import require_installed
 from securevfl.models.task_metrics import TaskMetric, metrics_of
 from securevfl.runtime.run_folder import require_own_folder
-from securevfl.runtime.run_options import FederationSource, device_named
-from securevfl.runtime.run_settings import in_python_words, resolve_run
+from securevfl.runtime.run_options import FederationSource, device_named, resolve_federation
+from securevfl.runtime.simulation import RunResult
 from securevfl.version import __version__
 
 _DEFAULTS: Final = StudyOptions()
 
 AUTO: Final = "auto"
-"""Name of the method that is the best other method on validation rows with each seed."""
+"""Name of the method that is the best other one on validation rows with each seed."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison(StudyPlan):
-    """Methods to compare on one federation file, and the folder of the runs."""
+class Comparison:
+    """Methods and settings to compare on one federation file, and the folder of the runs."""
 
-    methods: tuple[str, ...]
+    config: FederationConfig
+    """The federation file."""
+
+    methods: tuple[str, ...] = ()
     """Names of families, of ``alone`` and ``combine``, or of ``[methods.NAME]`` tables; ``auto``
-    is, with each seed, the family among them that is best on validation rows."""
+    is, with each seed, the family or setting among them that is best on validation rows."""
+
+    settings: tuple[Setting, ...] = ()
+    """Settings of the file; each combination of their values is compared too."""
 
     seeds: int
     """Number of seeds, counting up from ``federation.seed``."""
 
+    data_root: Path
+    """Folder at which relative data paths start."""
+
+    folder: Path
+    """Folder of the runs; an interrupted comparison resumes from it."""
+
     tables: Mapping[str, PartyTable] | None = None
     """Every party's table by name; None: they lie where the federation file says."""
 
+    device: str = "cpu"
+    """Device of the models: ``"cpu"`` or ``"cuda"``."""
+
+    metric: str | None = None
+    """Metric to compare by; None: ``training.metric``."""
+
     def __post_init__(self) -> None:
         checks.at_least(1, seeds=self.seeds)
-        StudyPlan.__post_init__(self)
-        if not self.methods:
+        metrics_of(self.config.federation.task, self.metric, named="metric")
+        if not (self.methods or self.points):
             raise ConfigError("methods: name at least one")
         for name in self.methods:
             if self.methods.count(name) > 1:
@@ -83,105 +98,138 @@ class Comparison(StudyPlan):
             if name != AUTO:
                 method_family(self.config.source, name)
         if AUTO in self.methods:
-            if AUTO in self.config.source.get("methods", {}):
+            self._require_choice()
+        for setting in self.settings:
+            if self.methods and setting.changes_rows:
                 raise ConfigError(
-                    f'methods.{AUTO}: "{AUTO}" chooses among the methods that are named; rename it'
+                    f"set: {setting.name}: may change the primary's rows or columns, and methods "
+                    f"are compared on equal ones; leave out the methods"
                 )
-            families = {method_family(self.config.source, name) for name in self.trained_methods}
-            if families <= set(IN_ONE_PLACE):
+            if self.tables is not None and setting.changes_tables:
                 raise ConfigError(
-                    f'methods: "{AUTO}" chooses among families; name some with it, such as '
-                    "fedsim,fet,top1sim"
+                    f"set: {setting.name}: may change a table, and these are in memory; compare a "
+                    f"federation file"
                 )
+
+    def _require_choice(self) -> None:
+        """Refuse ``auto`` where it has nothing to choose among.
+
+        Raises:
+            ConfigError: Saying what to name.
+        """
+        if AUTO in self.config.source.get("methods", {}):
+            raise ConfigError(
+                f'methods.{AUTO}: "{AUTO}" chooses among the methods that are named; rename it'
+            )
+        families = {method_family(self.config.source, name) for name in self.trained_methods}
+        if families <= set(IN_ONE_PLACE) and not self.points:
+            raise ConfigError(
+                f'methods: "{AUTO}" chooses among families; name some with it, such as '
+                "fedsim,fet,top1sim"
+            )
+
+    @cached_property
+    def points(self) -> tuple[Point, ...]:
+        """Every combination of the settings' values."""
+        return points_of(self.settings)
 
     @property
     def trained_methods(self) -> tuple[str, ...]:
-        """The methods that have runs of their own."""
+        """The methods that have runs of their own; ``alone`` where only settings are named."""
+        if not self.methods and not any(setting.changes_rows for setting in self.settings):
+            return ("alone",)
         return tuple(name for name in self.methods if name != AUTO)
 
     @property
-    def seed_numbers(self) -> tuple[int, ...]:
-        """The run seeds."""
-        first = self.config.federation.seed
-        return tuple(range(first, first + self.seeds))
+    def names(self) -> tuple[str, ...]:
+        """Names of all runs: methods, then settings."""
+        return (*self.trained_methods, *(point.name for point in self.points))
 
     @property
     def runs(self) -> tuple[Run, ...]:
-        """Every run; all methods with one seed come before the next seed."""
+        """Every run; all names with one seed come before the next seed."""
+        first = self.config.federation.seed
         return tuple(
-            Run(name=method, seed=seed)
-            for seed in self.seed_numbers
-            for method in self.trained_methods
+            Run(name=name, seed=seed)
+            for seed in range(first, first + self.seeds)
+            for name in self.names
         )
 
 
 def compare_methods(
     comparison: Comparison, options: StudyOptions = _DEFAULTS
 ) -> list[dict[str, Any]]:
-    """Train every method with every seed; runs that the folder has are read instead.
+    """Train every method and setting with every seed; runs that the folder has are read instead.
 
-    A method that does not fit is skipped, and one that fails is left out; the others continue.
+    All settings are checked and all tables are read first. A method that does not fit is skipped,
+    and one that fails is left out; the others continue.
 
     Args:
-        comparison: The methods and the folder.
+        comparison: The methods, the settings and the folder.
         options: Number of parallel runs, and callbacks.
 
     Returns:
-        One result a run of every method that has all of its runs, in the order of
+        One result a run of every name that has all of its runs, in the order of
         :attr:`Comparison.runs`.
 
     Raises:
         ConfigError: If a setting is impossible, ``folder`` holds runs of other settings, or no
             method fits.
         DataError: If a table is not what it should be.
+        PrivacyError: If the privacy settings of a combination contradict one another.
         SecureVflError: If every method that fits has failed.
 
     Reveals:
         Everything is inside one organisation: a comparison protects nobody's table.
     """
     device_named(comparison.device)
-    tables = comparison.tables or tables_for(
-        comparison.config, comparison.trained_methods, comparison.data_root
-    )
     config = comparison.config
-    comparison = replace(comparison, config=config)
+    recipes = {point.name: point.recipe(config) for point in comparison.points}
+    store = TableStore(comparison.data_root, comparison.tables)
+    whole = bool(recipes) or not all(
+        method_family(config.source, name) in ALONE for name in comparison.trained_methods
+    )
+    tables = store.by_digest[store.digest_for(config, whole=whole)]
     out: dict[str, LeftOut] = {}
     for method in comparison.trained_methods:
         reason = _misfit(config, method, tables)
-        if reason is not None:
+        if reason is None:
+            own = method_config(config, method)
+            recipes[method] = Recipe(source=config.source, method=method), own
+        else:
             out[method] = LeftOut(name=method, status="skipped", reason=reason)
     _require_some(comparison, out)
-    fitting = [method for method in comparison.trained_methods if method not in out]
     if options.in_other_processes:
         # Other processes read the file itself first, and so the family that it names.
-        for trained_config in (config, *(method_config(config, method) for method in fitting)):
-            require_installed(trained_config.family, by="comparing in other processes")
+        for trained in (config, *(own for _, own in recipes.values())):
+            require_installed(trained.family, by="comparing in other processes")
     for skipped in out.values():
         options.leave_out(skipped)
-    recipes = {method: Recipe(source=config.source, method=method) for method in fitting}
-    store = TableStore(comparison.data_root)
-    everyone = store.keep(tables)
     primary = digest_of_tables([tables[config.primary.name]])
-    tasks = [
-        Task(
-            run=run,
-            recipe=recipes[run.name],
-            digest=run_digest(
-                recipes[run.name],
-                run,
-                tables_digest=primary if recipes[run.name].family in ALONE else everyone,
-            ),
-            tables=everyone,
-            data_root=comparison.data_root.resolve(),
-        )
-        for run in comparison.runs
-        if run.name in recipes
-    ]
-    with Study(
-        folder=comparison.folder, device=comparison.device, tables=store.by_digest, options=options
-    ) as study:
-        results = study.train(tasks)
-        out |= study.failed
+    tasks = []
+    for run in comparison.runs:
+        if run.name in recipes:
+            recipe, own = recipes[run.name]
+            held = store.digest_for(config if recipe.method else own)
+            pooled = recipe.pooled()
+            alone = pooled is not None and pooled[0] in ALONE
+            tasks.append(
+                Task(
+                    run=run,
+                    recipe=recipe,
+                    digest=run_digest(recipe, run, tables_digest=primary if alone else held),
+                    tables=held,
+                    data_root=comparison.data_root.resolve(),
+                )
+            )
+    results, failed = train_tasks(
+        tasks,
+        folder=comparison.folder,
+        device=comparison.device,
+        tables=store.by_digest,
+        options=options,
+    )
+    out |= failed
     _require_some(comparison, out)
     run_results = [results[run] for run in comparison.runs if run.name not in out]
     return (
@@ -223,37 +271,23 @@ def _chosen_by_validation(
     return chosen
 
 
-def adaptations(comparison: Comparison, *, without: Container[str]) -> dict[str, tuple[str, ...]]:
-    """Return each method's differences from the file, in words.
-
-    Args:
-        comparison: The methods.
-        without: Methods that are left out.
-    """
-    notes_by_method = {
-        name: method_adaptations(comparison.config, name)
-        for name in comparison.trained_methods
-        if name not in without
-    }
-    return {name: notes for name, notes in notes_by_method.items() if notes}
-
-
 def _misfit(config: FederationConfig, method: str, tables: Mapping[str, PartyTable]) -> str | None:
     """Return why a method can't be trained on this file and these tables, or None."""
     family = method_family(config.source, method)
     try:
         own = method_config(config, method)
-        if family in IN_ONE_PLACE:
-            require_fitting(own, family, tables)
-        else:
+        if family not in IN_ONE_PLACE:
             require_covered_channels(own)
+        elif family in JOINED:
+            for party in own.secondaries:
+                true_matches(tables[own.primary.name], tables[party.name])
     except SecureVflError as error:
         return str(error).removeprefix(f"method {method!r}: ")
     return None
 
 
 def _require_some(comparison: Comparison, out: Mapping[str, LeftOut]) -> None:
-    if len(out) < len(comparison.trained_methods):
+    if len(out) < len(comparison.names):
         return
     reasons = "; ".join(
         f"{method.name} {method.status}: {method.reason}" for method in out.values()
@@ -288,6 +322,7 @@ def summary(
     metric: str | None = None,
     left_out: Sequence[LeftOut] = (),
     adapted: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    points: Sequence[Point] = (),
 ) -> dict[str, Any]:
     """Return a comparison as one JSON object.
 
@@ -298,6 +333,7 @@ def summary(
         metric: Metric to compare by; None: that of the training.
         left_out: Methods without figures, with reasons.
         adapted: Each method's differences from the file, in words.
+        points: Combinations of settings among the methods.
 
     Returns:
         ``metric``; ``chosen_by``, the metric that chose every run's best epoch; ``methods`` with
@@ -307,8 +343,10 @@ def summary(
         alone every model's figures in ``candidates``; and ``differences``: for each reference that
         takes part, each other method minus it, seed by seed, and each method minus its own
         ``placebo`` (partners' rows permuted, or no partners: the better one); ``left_out`` with the
-        ``status`` and ``reason`` of each method without figures; and ``adapted``. A metric that is
-        not defined for some seed's rows has no mean and no deviation.
+        ``status`` and ``reason`` of each method without figures; ``adapted``; ``settings``,
+        the names of those compared, and the values of each method that is a combination of them; of
+        these ``best``, the one whose mean on validation rows is best, None without one. A metric
+        that is not defined for some seed's rows has no mean and no deviation.
 
     Raises:
         ConfigError: If the task has no such metric.
@@ -318,6 +356,23 @@ def summary(
     ordered = metrics_of(task, metric or first["metric"])
     shown = ordered[0]
     tests = {name: on_test_rows(runs, shown.name) for name, runs in methods.items()}
+    settings = {point.name: {"settings": dict(point.settings)} for point in points}
+    figures: dict[str, dict[str, Any]] = {
+        name: {
+            **over_seeds(runs, ordered),
+            "family": runs[0]["family"],
+            **settings.get(name, {}),
+            **_chosen(runs),
+            **_candidates(runs, shown.name),
+        }
+        for name, runs in methods.items()
+    }
+    measured = {
+        name: figures[name]["validation"]
+        for name in settings
+        if name in figures and figures[name]["validation"] is not None
+    }
+    sign = 1 if shown.higher_is_better else -1
     return {
         "federation": federation,
         "task": task,
@@ -325,15 +380,9 @@ def summary(
         "higher_is_better": shown.higher_is_better,
         "chosen_by": first["metric"],
         "seed_numbers": [run["seed"] for run in methods[first["name"]]],
-        "methods": {
-            name: {
-                **over_seeds(runs, ordered),
-                "family": runs[0]["family"],
-                **_chosen(runs),
-                **_candidates(runs, shown.name),
-            }
-            for name, runs in methods.items()
-        },
+        "methods": figures,
+        "settings": sorted({setting for point in points for setting in point.settings}),
+        "best": max(measured, key=lambda name: sign * measured[name], default=None),
         "differences": _from_partners(methods, shown)
         | {
             reference: {
@@ -415,17 +464,20 @@ def table_rows(figures: Mapping[str, Any], *, narrow: bool = False) -> list[list
     if narrow:
         others = others[:_OTHERS_ON_A_SCREEN]
     differences = (f"minus {name}" for name in references)
-    rows = [["method", figures["metric"], *differences, *others, "CPU s a run"]]
+    # Settings are chosen by it; methods are not.
+    validated = ["validation"] if figures["best"] else []
+    rows = [["method", figures["metric"], *validated, *differences, *others, "CPU s a run"]]
     seeds = len(figures["seed_numbers"])
     for name, method in figures["methods"].items():
         cells = [name, cell(method)]
+        if validated:
+            cells.append(cell({"mean": method["validation"], "std": None}))
         for reference in references:
             other = figures["differences"][reference].get(name)
             cells.append("" if other is None else cell(other, sign="+"))
         spreads = [method["metrics"][other] for other in others]
         cells += [cell({**spread, "std": None} if narrow else spread) for spread in spreads]
-        cpu = method["cpu_seconds"]
-        rows.append([*cells, "" if cpu is None else f"{cpu / seeds:.1f}"])
+        rows.append([*cells, f"{method['cpu_seconds'] / seeds:.1f}"])
     empty = [""] * (len(rows[0]) - 2)
     for name, entry in figures["left_out"].items():
         rows.append(
@@ -438,67 +490,53 @@ def write_comparison(
     folder: Path, figures: Mapping[str, Any], results: Sequence[Mapping[str, Any]]
 ) -> None:
     """Write ``comparison.json``, ``comparison.csv`` (a row a run) and ``comparison.md``."""
-    rows = [{**result, "method": result["name"]} for result in results]
-    text = csv_of_runs(rows, first=_CSV_FIELDS, splits=("test", "validation"))
-    files.write_text(folder / "comparison.csv", text, for_others=True)
+    files.write_text(folder / "comparison.csv", _csv_of(figures, results), for_others=True)
     files.write_text(folder / "comparison.md", markdown(table_rows(figures)), for_others=True)
     files.write_json(folder / "comparison.json", figures, for_others=True)
 
 
+def _csv_of(figures: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> str:
+    """Return a CSV with a row for each run; settings and metrics are columns of their own."""
+    rows = []
+    columns = dict.fromkeys(["method", *figures["settings"], *_CSV_FIELDS])
+    for result in results:
+        settings = figures["methods"][result["name"]].get("settings", {})
+        measured = {
+            f"{split}_{name}": value
+            for split in ("test", "validation")
+            for name, value in result[f"{split}_metrics"].items()
+        }
+        columns |= dict.fromkeys(measured)
+        texts = {name: text_of(value) for name, value in settings.items()}
+        rows.append({**result, **texts, **measured, "method": result["name"]})
+    table = pd.DataFrame(rows, dtype=object).reindex(columns=list(columns))
+    return table.to_csv(index=False, lineterminator="\n")
+
+
 def compare(
-    parties: FederationSource | Sequence[PartyTable] | None = None,
+    federation: FederationSource | RunResult,
     methods: Sequence[str] = (),
     *,
-    primary: Any = None,
-    secondaries: Sequence[Any] | Mapping[str, Any] | None = None,
-    label: str | None = None,
-    key: str | Sequence[str] | Mapping[str, Any] | None = None,
-    model: FamilySettings | str | None = None,
-    privacy: Privacy | None = None,
-    encoder: EncoderSettings | Literal["auto"] | None = None,
-    linkage: LinkageSettings | None = None,
-    training: TrainingSettings | None = None,
-    pretraining: PretrainingSettings | None = None,
-    base: str | None = None,
-    task: LabelTask | None = None,
-    bounds: Mapping[str, Bounds] | Sequence[float] | None = None,
-    missing_columns: Mapping[str, Sequence[str]] | None = None,
-    seed: int | None = None,
+    settings: Mapping[str, str | Sequence[Any]] = MappingProxyType({}),
     seeds: int = 5,
-    as_published: bool = False,
     metric: str | None = None,
     device: str = "cpu",
     data_root: Path | None = None,
     out: Path | None = None,
     options: StudyOptions | None = None,
 ) -> dict[str, Any]:
-    """Compare methods in the simulator on equal rows and seeds.
+    """Compare methods, and settings, in the simulator on equal rows and seeds.
 
     Args:
-        parties: Tables, the path of a federation file, or what
-            :func:`securevfl.read_federation` returned; None takes frames.
+        federation: Path of a federation file, what :func:`securevfl.read_federation` returned, or
+            the result of :func:`securevfl.simulate`, whose tables and settings are taken.
         methods: Families; ``alone``, ``solo``, ``boosting``, ``boosting-links``, ``combine``,
-            ``boosting-combine``; names of the file's ``[methods.NAME]`` tables; and
-            ``auto``, with each seed the family among them that is best on validation rows.
-        primary: In place of ``parties``, the primary's frame.
-        secondaries: The others' frames, a list or a mapping by name.
-        label: The label column of the primary's frame.
-        key: The key columns, of all or by party name.
-        model: Settings of a family, for the methods of that family; default: the first family
-            among ``methods`` as it is.
-        privacy: Promise, as of :func:`securevfl.simulate`.
-        encoder: How frozen encoders are made, or ``"auto"``.
-        linkage: Who chooses links, and by what.
-        training: Epochs, batch size and so on, of all methods.
-        pretraining: For families that pretrain.
-        base: Base model that is averaged with the joint one, by its name.
-        task: Learning task.
-        bounds: Declared ranges of features.
-        missing_columns: Columns that may have gaps, by party name.
-        seed: First run seed, of tables and frames.
+            ``boosting-combine``; names of the file's ``[methods.NAME]`` tables; and ``auto``,
+            with each seed the best of families and settings on validation rows. Default: ``alone``
+            beside settings.
+        settings: Values by ``table.field`` of the file, a list or a text such as ``"1,10,50"``;
+            each combination is compared.
         seeds: Number of run seeds, counting up from the file's.
-        as_published: Whether presets such as ``"fedsim-paper"`` train for as many epochs, and with
-            as many rows a round, as their papers; otherwise as the others do.
         metric: Metric to compare by; another one needs no training. Default: ``training.metric``.
         device: ``"cpu"`` or ``"cuda"``.
         data_root: Folder at which relative data paths start; default: that of the file, or the
@@ -514,51 +552,49 @@ def compare(
         ConfigError: If a setting is impossible, ``out`` holds runs of other settings, or no method
             fits.
         DataError: If a table can't be read.
+        PrivacyError: If the privacy settings of a combination contradict one another.
         SecureVflError: If every method that fits has failed.
 
     Reveals:
         Everything is inside one organisation: a comparison protects no party's table.
     """
-    studied = ("methods", "seeds", "as_published", "metric", "device", "out", "options")
-    given = {k: v for k, v in locals().items() if v is not None and k not in (*studied, "studied")}
-    with in_python_words(given):
-        if not isinstance(parties, FederationSource):
-            given.setdefault("model", _first_family(methods))
-        config, tables, root = resolve_run("compare", given)
-        with kept_or_temporary(out) as folder:
-            comparison = Comparison(
-                config=published(config, methods) if as_published else config,
-                methods=tuple(methods),
-                seeds=seeds,
-                tables=tables,
-                data_root=root or Path(),
-                folder=folder,
-                device=device,
-                metric=metric,
-            )
-            figures = compare_and_write(comparison, options or StudyOptions())
-            if out is None:
-                del figures["folder"]
-            return figures
-
-
-def _first_family(methods: Sequence[str]) -> str:
-    """Return the family of the first method that has one, whose defaults the others may share."""
-    names = presets.methods_with_presets()
-    families = [names.get(name, {}).get("family", name) for name in methods]
-    return next((family for family in families if family in family_names()), "fedsim")
-
-
-def published(config: FederationConfig, methods: Sequence[str]) -> FederationConfig:
-    """Return a federation in which presets train for as long as their papers say."""
-    return replace(config, source=as_published_source(config.source, methods))
+    tables = None
+    if isinstance(federation, RunResult):
+        if federation.trained is None:
+            raise ConfigError("the run has pretrained encoders; compare its federation file")
+        trained = federation.trained
+        config, root, tables = trained.config, trained.data_root, trained.tables
+    else:
+        config, root = resolve_federation(federation, data_root)
+    tried = (
+        parse_setting(f"{name}={values}")
+        if isinstance(values, str)
+        else Setting(name=name, values=tuple(values))
+        for name, values in settings.items()
+    )
+    with kept_or_temporary(out) as folder:
+        comparison = Comparison(
+            config=config,
+            methods=tuple(methods),
+            settings=tuple(tried),
+            seeds=seeds,
+            tables=tables,
+            data_root=root,
+            folder=folder,
+            device=device,
+            metric=metric,
+        )
+        figures = compare_and_write(comparison, options or StudyOptions())
+        if out is None:
+            del figures["folder"]
+        return figures
 
 
 def compare_and_write(comparison: Comparison, options: StudyOptions) -> dict[str, Any]:
-    """Compare methods, and write ``comparison.json``, ``.csv`` and ``.md``.
+    """Train a comparison, and write ``comparison.json``, ``.csv`` and ``.md``.
 
     Args:
-        comparison: The methods and the folder.
+        comparison: The methods, the settings and the folder.
         options: Number of parallel runs, and callbacks.
 
     Returns:
@@ -582,7 +618,13 @@ def compare_and_write(comparison: Comparison, options: StudyOptions) -> dict[str
         task=federation.task,
         metric=comparison.metric,
         left_out=out,
-        adapted=adaptations(comparison, without={method.name for method in out}),
+        adapted={
+            name: notes
+            for name in comparison.trained_methods
+            if name not in {method.name for method in out}
+            and (notes := method_source_of(comparison.config, name)[1])
+        },
+        points=comparison.points,
     )
     figures["folder"] = str(comparison.folder)
     write_comparison(comparison.folder, figures, results)

@@ -5,19 +5,14 @@ All results are linear in the values of coalitions, and each resample of the tes
 coalition one value; so intervals are paired by rows, however coalitions are combined.
 """
 
-import hashlib
 import itertools
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
-import safetensors
-import safetensors.torch
-import torch
 from jaxtyping import Float64
 
 from securevfl.config.sections import OWN
@@ -27,11 +22,10 @@ from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.core.formatting import Summarised
 from securevfl.core.progress import CoalitionsValued, Observer, Pace, Stage, unheard
 from securevfl.data.tables import PartyTable
-from securevfl.federation.base import Base, fit_base
+from securevfl.federation.base import fit_base
 from securevfl.federation.build import build_primary
 from securevfl.federation.messages import EpochMark
 from securevfl.federation.run_plan import plan_prediction, prediction_facts
-from securevfl.federation.saved_model import SavedModel
 from securevfl.models.alone.choice import Used
 from securevfl.models.alone.margins import MarginModel
 from securevfl.models.fitted_top import FittedTop
@@ -55,7 +49,6 @@ from securevfl.runtime.run_folder import CONTRIBUTION, MEASURED_FORMAT, read_fig
 from securevfl.runtime.run_options import FederationSource
 from securevfl.runtime.simulation import RunResult
 from securevfl.runtime.trained_run import TrainedRun, trained_run
-from securevfl.version import __version__
 
 LEAST_PERMUTATIONS: Final = 4
 """Two with their reverses, the fewest that give an error."""
@@ -316,11 +309,6 @@ class _Gains:
         return np.array(list(shares.values())) @ values[places]
 
 
-CACHE: Final = "contribution"
-"""Subfolder of the primary's folder with the outputs of retrained models, from which an interrupted
-measurement continues."""
-
-
 class Retrained:
     """Answers of top models that are trained again on the released rows of a coalition.
 
@@ -328,15 +316,9 @@ class Retrained:
     partners the answer is the run's own.
     """
 
-    def __init__(self, source: BlockReleases, folder: Path) -> None:
-        """Fit the base again, if there is one.
-
-        Args:
-            source: The run.
-            folder: The primary's folder of the run, which keeps the answers.
-        """
+    def __init__(self, source: BlockReleases) -> None:
+        """Fit the base of a run again, if there is one."""
         self._source = source
-        self._kept = _KeptOutputs(folder / CACHE, source.model)
         self._base = None
         part = source.alone.part
         if part.base is not None:
@@ -347,17 +329,10 @@ class Retrained:
             self._base = fit_base(source.config, source.table, source.data, own)
 
     def __call__(self, coalition: Coalition) -> CoalitionAnswer:
-        """Return the answer with these partners alone, trained now or earlier."""
-        if not coalition or coalition == self._source.everybody:
-            return self._source.answer(coalition)
-        answer = self._kept.read(coalition)
-        if answer is None:
-            answer = self._train(coalition, self._base)
-            self._kept.write(coalition, answer)
-        return answer
-
-    def _train(self, coalition: Coalition, base: Base | None) -> CoalitionAnswer:
-        source = self._source
+        """Return the answer with these partners alone."""
+        source, base = self._source, self._base
+        if not coalition or coalition == source.everybody:
+            return source.answer(coalition)
         top, own = source.top.top, None
         if isinstance(top, FittedTop) and top.model is not None:
             named = source.config.top is not None and source.config.top.name != OWN
@@ -380,44 +355,6 @@ class Retrained:
                 return source.alone.test
         outputs = primary.predict(source.data.split.test, "test")
         return source.alone.answer(outputs, primary.threshold, "joint")
-
-
-class _KeptOutputs:
-    """Answers of retrained models, a file for each coalition; a damaged file is replaced."""
-
-    def __init__(self, folder: Path, model: SavedModel) -> None:
-        self._folder = folder
-        self._of = [model.run, model.digest, __version__]
-
-    def read(self, coalition: Coalition) -> CoalitionAnswer | None:
-        """Return the kept answer of a coalition, or None."""
-        try:
-            state = safetensors.torch.load(self._path(coalition).read_bytes())
-            return CoalitionAnswer(
-                outputs=state["outputs"].numpy(),
-                threshold=float(state["threshold"]),
-                used="joint" if bool(state["joint"]) else "alone",
-            )
-        except (OSError, KeyError, ValueError, safetensors.SafetensorError):
-            return None
-
-    def write(self, coalition: Coalition, answer: CoalitionAnswer) -> None:
-        """Keep an answer in a file that only this user can read.
-
-        Raises:
-            StorageError: If the disk takes no more.
-        """
-        state = {
-            "outputs": torch.from_numpy(np.ascontiguousarray(answer.outputs)),
-            "threshold": torch.tensor(answer.threshold, dtype=torch.float64),
-            "joint": torch.tensor(answer.used == "joint"),
-        }
-        files.write_bytes(self._path(coalition), safetensors.torch.save(state))
-
-    def _path(self, coalition: Coalition) -> Path:
-        text = json.dumps([*self._of, sorted(coalition)])
-        digest = hashlib.sha256(text.encode()).hexdigest()
-        return self._folder / f"{digest[:32]}.safetensors"
 
 
 def _nothing(_mark: EpochMark) -> None:
@@ -473,17 +410,12 @@ class Contribution(Summarised):
 
     def as_json(self) -> dict[str, Any]:
         """Return the content of ``contribution.json``."""
+        plain = {field.name: getattr(self, field.name) for field in fields(self)}
         return {
-            "run": self.run,
-            "metric": self.metric,
-            "higher_is_better": self.higher_is_better,
-            "rows": self.rows,
-            "seed": self.seed,
-            "threshold": self.threshold,
+            **plain,
             "level": LEVEL,
             "gone": self.gone.as_json(),
             "again": None if self.again is None else self.again.as_json(),
-            "cost": self.cost,
             "notes": list(self.notes),
         }
 
@@ -590,7 +522,7 @@ def _measure_partners(
         observe(Stage(text="training without partners"))
         again = solve(
             names,
-            Retrained(source, folder / "parties" / config.primary.name),
+            Retrained(source),
             data.head,
             targets,
             exact_up_to=EXACT_TRAINED,

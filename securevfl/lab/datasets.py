@@ -1,7 +1,5 @@
 """Data sets for experiments: tables by name, and splits of one table between parties."""
 
-import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,26 +9,14 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import sklearn.datasets
-import torch
 from jaxtyping import Float64
 from sklearn.decomposition import PCA
 
-from securevfl.config.federation import FederationConfig, link_spec
-from securevfl.config.reading import parse_federation
 from securevfl.core import checks
 from securevfl.core.conventions import Task, stream
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.data.keys_and_labels import encode_labels
-from securevfl.data.party_tables import ColumnRoles, read_table
 from securevfl.data.tables import Labels, PartyTable
-from securevfl.federation.base import features_of
-from securevfl.federation.build import primary_data
-from securevfl.federation.run_plan import run_facts
-from securevfl.lab.pooled_methods import MethodFigures, train_combined
-from securevfl.linkage.stage.linking import Linker
-from securevfl.linkage.stage.party_keys import keys_of
-from securevfl.runtime.run_options import RunOptions
-from securevfl.runtime.simulation import simulate_federation
 
 
 def split_table(
@@ -91,63 +77,6 @@ def split_table(
         name: part.tolist() for name, part in zip(_party_names(names, parties), parts, strict=True)
     }
     keys = _principal_keys(values[:, views[next(iter(views))]], key_dim)
-    return _deal(values, targets, keys, views, key_noise=key_noise, seed=seed, task=task)
-
-
-def split_pair(
-    X: npt.ArrayLike,
-    y: npt.ArrayLike,
-    *,
-    key_dim: int,
-    key_noise: float = 0.0,
-    seed: int = 0,
-    task: Task = "multiclass",
-) -> list[PartyTable]:
-    """Split a table by FedSim's protocol for synthetic two-party data.
-
-    ``key_dim`` features drawn at random become the common features: the keys. The others are
-    dealt out equally. Keys are scaled to [0, 1] and each party adds its own noise to them.
-
-    Args:
-        X: Features, one row a record, finite.
-        y: Labels, one a row.
-        key_dim: Common features.
-        key_noise: Standard deviation of the noise, in ranges of a key dimension.
-        seed: Everything random here follows from it.
-        task: What the label is.
-
-    Returns:
-        The primary's table and the secondary's; ``entities`` as in :func:`split_table`.
-
-    Raises:
-        ConfigError: If an argument is out of range.
-        DataError: If the table has a value that is not finite, or too few features.
-
-    References:
-        [FedSim] section 6.1 ("Dataset", "Baselines"): common features are not trained on.
-
-    Differs from [FedSim]: the paper perturbs identifiers without giving their unit; here the
-    noise is relative to the range, so that one setting means the same for every feature.
-    """
-    checks.at_least(1, key_dim=key_dim)
-    values, targets = _check_arrays(X, y)
-    if values.shape[1] < key_dim + 2:
-        raise DataError(
-            f"X: has {values.shape[1]} features; {key_dim} keys and one feature for each of two "
-            f"parties need {key_dim + 2}"
-        )
-    columns = stream(seed, "split", "features").permutation(values.shape[1])
-    common = values[:, columns[:key_dim]]
-    spread = common.max(axis=0) - common.min(axis=0)
-    if not (spread > 0).all():
-        raise DataError("X: a feature that was drawn as a key is constant; drop it or change seed")
-    views = {
-        name: [int(column) for column in np.sort(part)]
-        for name, part in zip(
-            _party_names(None, 2), np.array_split(columns[key_dim:], 2), strict=True
-        )
-    }
-    keys = (common - common.min(axis=0)) / spread
     return _deal(values, targets, keys, views, key_noise=key_noise, seed=seed, task=task)
 
 
@@ -259,22 +188,11 @@ def _deal(
     return tables
 
 
-DATA_VARIABLE: Final = "SECUREVFL_DATA"
-"""The environment variable that names a folder of tables."""
-
 _LOADERS: Final[Mapping[str, tuple[Callable[..., Any], Task]]] = {
     "digits": (sklearn.datasets.load_digits, "multiclass"),
     "breast_cancer": (sklearn.datasets.load_breast_cancer, "binary"),
     "wine": (sklearn.datasets.load_wine, "multiclass"),
     "diabetes": (sklearn.datasets.load_diabetes, "regression"),
-}
-
-# What the folders' own descriptions say that their label is.
-_FOLDER_TASKS: Final[Mapping[str, Task]] = {
-    "hdb": "regression",
-    "house_kc": "regression",
-    "fate_breast": "binary",
-    "fate_vehicle": "multiclass",
 }
 
 
@@ -311,65 +229,6 @@ def load_builtin(name: str) -> FullTable:
     return FullTable(name=name, X=np.asarray(X, dtype=np.float64), y=y, task=task, views={})
 
 
-def data_folder() -> Path | None:
-    """Return the folder that ``SECUREVFL_DATA`` names, or None if it names none.
-
-    Raises:
-        ConfigError: If it names something that is not a folder.
-    """
-    value = os.environ.get(DATA_VARIABLE, "")
-    if not value:
-        return None
-    folder = Path(value)
-    if not folder.is_dir():
-        raise ConfigError(f"{DATA_VARIABLE}: {value} is not a folder")
-    return folder
-
-
-def load_folder(name: str) -> list[PartyTable]:
-    """Read the two-party table ``SECUREVFL_DATA/name``: the primary's, then the secondary's.
-
-    ``primary.csv.gz`` and ``secondary.csv.gz`` have key columns called ``key_*``, the primary's a
-    label column ``y``; all others are features.
-
-    Raises:
-        ConfigError: If ``SECUREVFL_DATA`` is not set, or there is no such table in it.
-        DataError: If a file can't be read.
-    """
-    folder = require_folder(name)
-    if name not in _FOLDER_TASKS:
-        raise ConfigError(
-            f"data: no two-party table {name!r}; there are {', '.join(_FOLDER_TASKS)}"
-        )
-    keys = {"hdb": ("key_lon", "key_lat"), "house_kc": ("key_lon", "key_lat")}.get(
-        name, ("key_id",)
-    )
-    return [
-        read_table(
-            folder / f"{role}.csv.gz",
-            ColumnRoles(
-                key=keys, label="y" if role == "primary" else None, task=_FOLDER_TASKS[name]
-            ),
-            name=role,
-        )
-        for role in ("primary", "secondary")
-    ]
-
-
-def require_folder(name: str) -> Path:
-    """Return the folder of a table in ``SECUREVFL_DATA``.
-
-    Raises:
-        ConfigError: If the variable is not set, or there is no such folder.
-    """
-    root = data_folder()
-    if root is None:
-        raise ConfigError(f"data: set {DATA_VARIABLE} to the folder that holds {name!r}")
-    if not (root / name).is_dir():
-        raise ConfigError(f"data: {root} has no folder {name!r}")
-    return root / name
-
-
 PARTIES = ("clinic", "lab-a", "lab-b", "lab-c", "lab-d")
 """Names of the primary and the secondaries."""
 
@@ -397,17 +256,18 @@ def write_tables(tables: Sequence[PartyTable], folder: Path) -> None:
         frame.to_csv(folder / f"{table.name}.csv", index=False)
 
 
-def digits_federation(
-    *, seed: int, model: dict[str, Any], training: dict[str, Any], privacy: dict[str, Any]
-) -> dict[str, Any]:
-    """Return the federation file of the demo as a mapping, for ``tables`` next to it."""
-    keys = [f"key_{axis}" for axis in range(4)]
+def demo_federation(*, seed: int) -> dict[str, Any]:
+    """Return the demo's federation file as a mapping, for ``tables`` next to it.
+
+    Encoders are class means: every secondary's ten numbers point at digits, and agreeing ones
+    add up. What this gains at which epsilon is printed by ``research/results/digits_privacy.py``.
+    """
     parties = [
         {
             "name": name,
             "role": "secondary" if number else "primary",
             "data": f"tables/{name}.csv",
-            "key": keys,
+            "key": [f"key_{axis}" for axis in range(4)],
             # Pixels count ink from 0 to 16. The lower bound makes 5, about what a pixel of any
             # scanned digit holds, the centre: public knowledge, no statistic of this table.
             "scaling": "bounds",
@@ -418,32 +278,16 @@ def digits_federation(
     ]
     return {
         "federation": {"name": "digits", "task": "multiclass", "seed": seed},
-        "model": model,
-        # The digits are as many of each kind: a random split has all of them everywhere.
-        "training": {**training, "split": "random"},
-        "privacy": privacy,
-        "linkage": {"metric": "euclidean", "protection": "none", "truth": "entity"},
-        "party": parties,
-    }
-
-
-def demo_federation(*, seed: int) -> dict[str, Any]:
-    """Return the demo's federation file.
-
-    Encoders are class means: every secondary's ten numbers point at digits, and agreeing ones
-    add up. What this gains at which epsilon is printed by ``research/results/digits_privacy.py``.
-    """
-    source = digits_federation(
-        seed=seed,
-        model={
+        "model": {
             "family": "class-means",
             "neighbours": 4,
             "numbers": 10,
             "top": "tied",
             "keys_as_features": False,
         },
-        training={"batch_size": 64},
-        privacy={
+        # The digits are as many of each kind: a random split has all of them everywhere.
+        "training": {"batch_size": 64, "split": "random"},
+        "privacy": {
             "mechanism": "gaussian",
             "epsilon": 8.0,
             "delta": 1e-5,
@@ -451,64 +295,12 @@ def demo_federation(*, seed: int) -> dict[str, Any]:
             "encoder": "frozen",
             "links_per_record": 1,
         },
-    )
-    source["encoder"] = {"method": "class-means", "labels": "shares"}
-    source["linkage"]["choose"] = "records"
-    source["party"].append({"name": "dealer", "role": "dealer"})
-    return source
-
-
-def demo_baselines(
-    source: dict[str, Any], tables: list[PartyTable], *, tell: Callable[[str], None]
-) -> dict[str, Any]:
-    """Return test figures of the demo without noise, and with all features in one place.
-
-    Args:
-        source: The demo's federation file, as a mapping.
-        tables: The primary's table, then the secondaries'.
-        tell: Called with a line before each of the two trainings.
-    """
-    tell("without noise (simulated), for comparison")
-    no_privacy = _without_noise(source, tables)
-    tell("combine: all features in one place")
-    combine = train_on_all_features(parse_federation(source, file="demo"), tables)
-    return {
-        "no_privacy_test": no_privacy["test"],
-        "no_privacy_test_metrics": no_privacy["test_metrics"],
-        "combine_test": combine.test,
-        "combine_test_metrics": combine.test_metrics,
+        "linkage": {
+            "metric": "euclidean",
+            "protection": "none",
+            "truth": "entity",
+            "choose": "records",
+        },
+        "encoder": {"method": "class-means", "labels": "shares"},
+        "party": [*parties, {"name": "dealer", "role": "dealer"}],
     }
-
-
-def _without_noise(source: dict[str, Any], tables: list[PartyTable]) -> dict[str, Any]:
-    privacy = {"mechanism": "none", "encoder": source["privacy"]["encoder"]}
-    for name in ("links_per_record", "clip_norm"):
-        if name in source["privacy"]:
-            privacy[name] = source["privacy"][name]
-    config = parse_federation({**source, "privacy": privacy}, file="demo without noise")
-    with tempfile.TemporaryDirectory(prefix="securevfl-") as folder:
-        return simulate_federation(
-            config,
-            {table.name: table for table in tables},
-            RunOptions(run_folder=Path(folder)),
-            with_alone=False,
-        ).metrics
-
-
-def train_on_all_features(config: FederationConfig, tables: list[PartyTable]) -> MethodFigures:
-    """Train one network on all features, joined by the true matches."""
-    primary, secondaries = tables[0], tables[1:]
-    split, _ = run_facts(config, primary)
-    spec = link_spec(config)
-    linked = Linker(spec, keys_of(spec.keys, primary)).primary
-    data = primary_data(config, primary, split, linked, device=torch.device("cpu"))
-    return train_combined(
-        config,
-        data,
-        primary=primary,
-        secondaries=secondaries,
-        features=[
-            torch.from_numpy(features_of(party, table))
-            for party, table in zip(config.secondaries, secondaries, strict=True)
-        ],
-    ).figures

@@ -1,17 +1,17 @@
 """Linkage without training: links of every secondary and their quality."""
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Bool, Int64
 
 from securevfl.config.federation import FederationConfig, key_spec, link_spec
 from securevfl.config.rules import require_enough_records, require_own_files
 from securevfl.config.sections import PartySettings
-from securevfl.core import checks, files
+from securevfl.core import files
 from securevfl.core.errors import DataError
 from securevfl.core.formatting import Summarised, finite_or_none
 from securevfl.core.memory import peak_memory_bytes
@@ -30,114 +30,9 @@ from securevfl.linkage.stage.party_keys import read_keys
 from securevfl.runtime.run_folder import require_own_folder
 from securevfl.runtime.run_options import FederationSource, resolve_federation
 
-Simpler = Literal["exact", "top1sim", "avgsim"]
-"""Methods that FedSim is compared with, by which links they use as matches."""
-
-
-def estimated_improvement(links: LinkTable, *, over: Simpler) -> float:
-    """Return Delta: the similarity that a simpler method loses or blurs, per row.
-
-    ``Delta_i = sum_(matches) (1 - s_ij) + sum_(others) s_ij``, averaged over the rows i. A match
-    that is not quite similar is redundant information, a similar record that is no match is lost.
-
-    Args:
-        links: K links a row, with their distances. Records beyond the K-th count nothing: FedSim
-            does not use them either.
-        over: ``exact`` matches links of distance 0, ``top1sim`` the first link, ``avgsim`` all K.
-
-    Returns:
-        A number from 0 to K.
-
-    Raises:
-        ConfigError: If ``over`` is another method.
-        DataError: If there are no links.
-
-    References:
-        [FedSim] Definition 1. The paper says "scaled similarity" and not how: here s is 1 for the
-        nearest link of all and 0 for the farthest.
-    """
-    checks.one_of(get_args(Simpler), over=over)
-    present = links.present
-    if not present.any():
-        raise DataError("Delta: there are no links")
-    similarity = scaled_similarities(links)
-    matches = present.copy()
-    if over == "top1sim":
-        matches[:, 1:] = False
-    elif over == "exact":
-        matches &= links.distances == 0
-    parts = np.where(matches, 1 - similarity, similarity)
-    return float(np.where(present, parts, 0).sum() / links.num_rows)
-
-
-def scaled_similarities(links: LinkTable) -> Float64[np.ndarray, "rows links"]:
-    """Return similarities in [0, 1]: 1 for the nearest link of all, 0 for the farthest and none."""
-    present: Bool[np.ndarray, "rows links"] = links.present
-    distances = links.distances[present]
-    spread = distances.max() - distances.min()
-    scaled = np.zeros(links.distances.shape)
-    scaled[present] = (distances.max() - distances) / spread if spread > 0 else 1.0
-    return scaled
-
-
 _TOP: Final = 10
 _ROWS_OF_A_PIECE: Final = 2**16
 _QUANTILES: Final = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LinkQuality:
-    """Figures about one secondary's links; none of them names a row or a record."""
-
-    rows: int
-    """Primary rows."""
-
-    records: int
-    """Records of the secondary."""
-
-    links_per_row: int
-    """K."""
-
-    recall_at_1: float | None
-    """Share of rows with a true match whose first link is one; None without truth."""
-
-    recall_at_k: float | None
-    """Share of rows with a true match that have one among their links; None without truth."""
-
-    pairs_completeness: float | None
-    """Share of all true pairs that are linked; None without truth."""
-
-    rows_with_a_match: int | None
-    """Rows whose entity has a record; None without truth."""
-
-    reduction_ratio: float
-    """1 - links / (rows x records): the share of all pairs that linkage ruled out."""
-
-    rows_short: int
-    """Rows with fewer than K links."""
-
-    rows_without_links: int
-    """Rows without a link."""
-
-    tied_rows: int
-    """Rows with two equally far links, or whose last link has the key of a record that is left
-    out."""
-
-    records_used: int
-    """Records with a link."""
-
-    most_used: tuple[int, ...]
-    """Number of rows of each of the ten most used records."""
-
-    first_distance_quantiles: dict[str, float]
-    """Quantiles over rows of the distance of the first link."""
-
-    last_distance_quantiles: dict[str, float]
-    """Quantiles over rows of the distance of the last link."""
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the figures as plain data."""
-        return asdict(self)
 
 
 def link_quality(
@@ -147,8 +42,8 @@ def link_quality(
     primary_entities: Int64[np.ndarray, " rows"] | None = None,
     record_entities: Int64[np.ndarray, " records"] | None = None,
     tied_beyond: Bool[np.ndarray, " rows"] | None = None,
-) -> LinkQuality:
-    """Measure links.
+) -> dict[str, Any]:
+    """Measure links; no figure names a row or a record.
 
     Args:
         links: The links.
@@ -156,6 +51,18 @@ def link_quality(
         primary_entities: True entity of each primary row.
         record_entities: True entity of each record; several may share one.
         tied_beyond: Rows whose last link has the same key as a record beyond K.
+
+    Returns:
+        ``rows`` of the primary, ``records`` of the secondary, ``links_per_row`` (K);
+        ``rows_with_a_match``, whose entity has a record, and of these ``recall_at_1``, the share
+        whose first link is a true match, and ``recall_at_k``, that has one among its links;
+        ``pairs_completeness``, the share of all true pairs that are linked (these four are None
+        without truth); ``reduction_ratio``, the share of all pairs that linkage ruled out;
+        ``rows_short``, with fewer than K links; ``rows_without_links``; ``tied_rows``, with two
+        equally far links, or whose last link has the key of a record that is left out;
+        ``records_used``, with a link; ``most_used``, the number of rows of each of the ten most
+        used records; and quantiles over rows of the first and the last link's distance,
+        ``first_distance_quantiles`` and ``last_distance_quantiles``.
 
     Raises:
         DataError: If truth is given for one party only, or has the wrong length.
@@ -169,20 +76,20 @@ def link_quality(
     equal = (links.distances[:, 1:] == links.distances[:, :-1]) & present[:, 1:]
     tied = equal.any(axis=1) if tied_beyond is None else equal.any(axis=1) | tied_beyond
     last = links.distances[np.arange(links.num_rows), np.maximum(per_row, 1) - 1]
-    return LinkQuality(
-        rows=links.num_rows,
-        records=num_records,
-        links_per_row=links.num_links,
+    return {
+        "rows": links.num_rows,
+        "records": num_records,
+        "links_per_row": links.num_links,
         **_against_truth(links, primary_entities, record_entities, num_records),
-        reduction_ratio=1 - float(present.sum()) / (links.num_rows * num_records),
-        rows_short=int((per_row < links.num_links).sum()),
-        rows_without_links=int((per_row == 0).sum()),
-        tied_rows=int(tied.sum()),
-        records_used=int((used > 0).sum()),
-        most_used=tuple(int(count) for count in np.sort(used)[::-1][:_TOP]),
-        first_distance_quantiles=_quantiles(links.distances[per_row > 0, 0]),
-        last_distance_quantiles=_quantiles(last[per_row > 0]),
-    )
+        "reduction_ratio": 1 - float(present.sum()) / (links.num_rows * num_records),
+        "rows_short": int((per_row < links.num_links).sum()),
+        "rows_without_links": int((per_row == 0).sum()),
+        "tied_rows": int(tied.sum()),
+        "records_used": int((used > 0).sum()),
+        "most_used": np.sort(used)[::-1][:_TOP].tolist(),
+        "first_distance_quantiles": _quantiles(links.distances[per_row > 0, 0]),
+        "last_distance_quantiles": _quantiles(last[per_row > 0]),
+    }
 
 
 def _against_truth(
@@ -251,7 +158,7 @@ class LinkStudy(Summarised):
 
 
 def study_links(
-    config: FederationConfig, data_root: Path, folder: Path, *, estimate: bool, observe: Observer
+    config: FederationConfig, data_root: Path, folder: Path, *, observe: Observer
 ) -> LinkStudy:
     """Link every secondary in this process, write each party's lists, and measure the links.
 
@@ -261,7 +168,6 @@ def study_links(
         config: The federation; its column of true matches is used if there is one.
         data_root: Folder at which relative paths start.
         folder: Folder for ``links.json`` and the parties' folders.
-        estimate: Whether FedSim's Delta is estimated too.
         observe: Receives progress events.
 
     Raises:
@@ -289,7 +195,7 @@ def study_links(
             primary_entities=primary.entities,
             record_entities=own.entities,
             tied_beyond=tied_beyond(kept.links, same_keys(spec.keys, own)),
-        ).as_json()
+        )
         secondaries[party.name] = {
             **quality,
             "seconds": seconds,
@@ -298,7 +204,6 @@ def study_links(
             "similarities": None if kept.similar is None else kept.similar.figures(),
             "reveals": reveals_of(spec, "secondary"),
             **comparison_figures,
-            **({"delta": _deltas(kept.links)} if estimate else {}),
         }
         curves[party.name] = _curve(kept.links)
         linked &= kept.links.present.any(axis=1)
@@ -401,14 +306,6 @@ def _write_primary(spec: LinkSpec, folder: Path, values: list[Any]) -> None:
     files.write_json(folder / "links.json", figures)
 
 
-def _deltas(links: LinkTable) -> dict[str, float]:
-    return {
-        "exact": estimated_improvement(links, over="exact"),
-        "top1sim": estimated_improvement(links, over="top1sim"),
-        "avgsim": estimated_improvement(links, over="avgsim"),
-    }
-
-
 def _curve(links: LinkTable) -> list[float]:
     distances = links.distances[links.present]
     distances.sort()
@@ -422,7 +319,6 @@ def link(
     *,
     out: Path | None = None,
     data_root: Path | None = None,
-    estimate: bool = False,
     observe: Observer = lambda _event: None,
 ) -> LinkStudy:
     """Link the tables of a federation in this process, and measure the quality of the links.
@@ -432,7 +328,6 @@ def link(
         out: Folder for every party's lists, which later calls reuse; default: a temporary one.
         data_root: Folder at which relative data paths start; default: that of the file, or the
             current one.
-        estimate: Whether FedSim's Delta over simpler linkage is estimated too.
         observe: Receives progress events.
 
     Returns:
@@ -449,4 +344,4 @@ def link(
     with kept_or_temporary(out) as folder:
         require_own_folder(config, folder)
         files.require_writable_folder(folder)
-        return study_links(config, root, folder, estimate=estimate, observe=observe)
+        return study_links(config, root, folder, observe=observe)

@@ -10,7 +10,7 @@ those of ``[pretraining]`` have a table of their own, ``[methods.NAME.pretrainin
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Final
@@ -156,9 +156,7 @@ def method_family(source: Mapping[str, Any], name: str) -> str:
     return str(family)
 
 
-def method_source(
-    source: Mapping[str, Any], name: str, *, training_fields: frozenset[str]
-) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _method_source(source: Mapping[str, Any], name: str) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the federation file as one method sees it, and what of it is left out.
 
     A family other than the file's own takes from ``[model]`` what means the same in both. A preset
@@ -168,7 +166,6 @@ def method_source(
     Args:
         source: The parsed federation file.
         name: The method.
-        training_fields: Names of the fields of ``[training]``.
 
     Raises:
         ConfigError: If there is no such method, or its table sets what all must share.
@@ -187,6 +184,7 @@ def method_source(
         return result, ()
     preset = own.pop("preset", None)
     inherited, notes = _inherited_settings(source["model"], family)
+    training_fields = {field.name for field in dataclasses.fields(TrainingSettings)}
     training = source.get("training", {})
     wider = source.get("pretraining", {})
     if preset is not None:
@@ -241,26 +239,7 @@ def _preset_notes(
         and source.get("training", {}).get(name) != chosen.training[name]
     ]
     if published:
-        yield f"not the published {', '.join(published)}: the file's (--as-published takes them)"
-
-
-def as_published_source(source: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Return a federation file in which methods by preset train for as long as published.
-
-    Args:
-        source: The parsed federation file.
-        names: The methods.
-    """
-    methods = dict(source.get("methods", {}))
-    for name in names:
-        called = _settings(source, name).get("preset")
-        if called is not None:
-            training = presets.preset_named(
-                family_named(method_family(source, name)), called
-            ).training
-            length = {field: training[field] for field in LENGTH if field in training}
-            methods[name] = {**length, **methods.get(name, {})}
-    return {**source, "methods": methods}
+        yield f"not the published {', '.join(published)}: the file's, unless its table has them"
 
 
 def baseline_settings(source: Mapping[str, Any], name: str) -> Settings:
@@ -343,8 +322,7 @@ def require_method(config: FederationConfig, name: str) -> None:
 
 def method_source_of(config: FederationConfig, name: str) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the file as a method sees it, and what it has otherwise than the file says."""
-    fields = frozenset(field.name for field in dataclasses.fields(TrainingSettings))
-    source, dropped = method_source(config.source, name, training_fields=fields)
+    source, dropped = _method_source(config.source, name)
     if method_family(config.source, name) in IN_ONE_PLACE:
         baseline_settings(config.source, name)
         return source, ()

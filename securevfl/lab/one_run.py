@@ -1,9 +1,7 @@
 """Runs of a study: trained in this process or in others, each with a file that marks it as done."""
 
-import csv
 import dataclasses
 import hashlib
-import io
 import json
 import multiprocessing
 import os
@@ -15,13 +13,13 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final
 
 import torch
 
@@ -29,16 +27,22 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import linkable_config, parse_federation
 from securevfl.config.rules import require_trainable
 from securevfl.core import files, interrupts
-from securevfl.core.errors import ConfigError, PrivacyError, SecureVflError
+from securevfl.core.errors import ConfigError, SecureVflError
 from securevfl.core.formatting import format_figure
 from securevfl.core.memory import keep_freed_memory
 from securevfl.core.progress import Observer, ProgressEvent, RoundDone, RowsReleased
 from securevfl.data.tables import PartyTable
 from securevfl.federation.base import Base
 from securevfl.federation.run_plan import run_facts
-from securevfl.lab.methods import IN_ONE_PLACE, baseline_settings, method_family, method_source_of
+from securevfl.lab.methods import (
+    IN_ONE_PLACE,
+    Settings,
+    baseline_settings,
+    method_family,
+    method_source_of,
+)
 from securevfl.lab.pooled_methods import train_in_one_place
-from securevfl.models.task_metrics import TaskMetric, metrics_of
+from securevfl.models.task_metrics import TaskMetric
 from securevfl.runtime.run_options import RunOptions, device_named
 from securevfl.runtime.simulation import simulate_federation
 from securevfl.version import __version__
@@ -55,7 +59,7 @@ class Run:
     """One run of a study."""
 
     name: str
-    """Name of a comparison's method or of a sweep's settings, and of the run's folder."""
+    """Name of a method or of settings, and of the run's folder."""
 
     seed: int
     """Run seed: of the split into training, validation and test rows, of initialisation, of
@@ -83,15 +87,6 @@ def method_config(config: FederationConfig, name: str) -> FederationConfig:
     return trained
 
 
-def method_adaptations(config: FederationConfig, name: str) -> tuple[str, ...]:
-    """Return a method's differences from the file, in words.
-
-    Raises:
-        ConfigError: If there is no such method, or its ``[methods.NAME]`` table is wrong.
-    """
-    return method_source_of(config, name)[1]
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
     """Federation or method of all runs of one name; a run adds its seed."""
@@ -100,7 +95,7 @@ class Recipe:
     """The parsed federation file."""
 
     method: str | None
-    """Name of a comparison's method; None trains the file itself."""
+    """Name of a method; None trains the file itself."""
 
     def config(self) -> FederationConfig:
         """Return the federation that is trained.
@@ -111,17 +106,14 @@ class Recipe:
         config = parse_federation(self.source, file="study")
         return config if self.method is None else method_config(config, self.method)
 
-    @property
-    def family(self) -> str:
-        """Name of the trained family, or of the method on pooled tables."""
-        if self.method is not None:
-            return method_family(self.source, self.method)
-        return self.config().family.name
-
-    @property
-    def in_one_place(self) -> bool:
-        """Whether the method trains on pooled tables."""
-        return self.method is not None and self.family in IN_ONE_PLACE
+    def pooled(self) -> tuple[str, Settings] | None:
+        """Return family and settings of a method on pooled tables; None trains a federation."""
+        if self.method is None:
+            return None
+        family = method_family(self.source, self.method)
+        if family not in IN_ONE_PLACE:
+            return None
+        return family, baseline_settings(self.source, self.method)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,7 +138,7 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeftOut:
-    """A method, or settings, without figures."""
+    """Method, or settings, without figures."""
 
     name: str
     """Name of its runs."""
@@ -197,8 +189,8 @@ def run_digest(recipe: Recipe, run: Run, *, tables_digest: str) -> str:
         for party in map(dataclasses.asdict, own.parties)
     ]
     settings = f"{__version__} {own.settings_digest} {written_settings} {parties}"
-    if recipe.method is not None and recipe.in_one_place:
-        settings += f" {baseline_settings(recipe.source, recipe.method)}"
+    if pooled := recipe.pooled():
+        settings += f" {pooled[1]}"
     return f"{hashlib.sha256(settings.encode()).hexdigest()} {tables_digest}"
 
 
@@ -207,7 +199,7 @@ def finished_run(study: Path, run: Run, *, digest: str) -> dict[str, Any] | None
 
     Raises:
         ConfigError: If it was trained under other settings or defaults, on other tables or by
-            another version, or lacks figures.
+            another version.
     """
     path = run.folder(study) / "result.json"
     if not path.exists():
@@ -220,11 +212,6 @@ def finished_run(study: Path, run: Run, *, digest: str) -> dict[str, Any] | None
     if made_from != digest:
         raise ConfigError(
             f"{path}: was trained under other settings, on other tables or by another version; "
-            f"remove {path.parent}, or choose another --out"
-        )
-    if not {"name", "used", *_KEPT} <= {*result}:
-        raise ConfigError(
-            f"{path}: was written by another version, which kept other figures; "
             f"remove {path.parent}, or choose another --out"
         )
     return result
@@ -283,52 +270,58 @@ def train_run(
     own = run_config(recipe, run)
     folder = run.folder(study)
     wall, cpu, saved = time.monotonic(), time.process_time(), 0.0
-    if recipe.method is not None and recipe.in_one_place:
-        settings = baseline_settings(recipe.source, recipe.method)
-        figures, head = train_in_one_place(own, tables, recipe.family, settings, device)
-        result, whole = (
-            {
-                "metric": head.metric_name,
-                "higher_is_better": head.higher_is_better,
-                **dataclasses.asdict(figures),
-                "placebos": {},
-                "used": None,
-                "epsilon": None,
-            },
-            True,
-        )
+    if pooled := recipe.pooled():
+        figures, head = train_in_one_place(own, tables, *pooled, device)
+        result = {
+            "metric": head.metric_name,
+            "higher_is_better": head.higher_is_better,
+            **dataclasses.asdict(figures),
+            "placebos": {},
+            "used": None,
+            "epsilon": None,
+        }
     else:
         key = _base_key(own, task.tables)
         base = _bases.get(key)
-        result, whole, new_base = _simulate(
+        # What an interrupted run has left: its releases would count against the budget again.
+        shutil.rmtree(folder, ignore_errors=True)
+        simulated = simulate_federation(
             own,
             tables,
-            folder,
-            base,
-            data_root=task.data_root,
-            device=device,
-            observe=observe,
-            # A sweep chooses settings on validation rows, and says nothing of partners.
-            placebo=recipe.method is not None,
+            RunOptions(
+                run_folder=folder,
+                data_root=task.data_root,
+                device=device,
+                observe=observe,
+                fitted_base=base,
+            ),
+            with_alone=False,
+            with_placebo=True,
         )
-        if new_base is not None:
+        metrics = simulated.metrics
+        result = {
+            **{name: metrics[name] for name in _KEPT},
+            "used": (metrics.get("base") or {}).get("used", "joint"),
+            "epsilon": metrics["privacy"]["epsilon"],
+        }
+        if simulated.base is not None:
             _bases.clear()
-            _bases[key] = new_base
+            _bases[key] = simulated.base
             # As if it had fitted its own, or a seed's first run would look slower than others.
-            saved = base.cpu_seconds if base is new_base else 0.0
+            saved = simulated.base.cpu_seconds if base is simulated.base else 0.0
     split, _ = run_facts(own, tables[own.primary.name])
     result |= {
         "name": run.name,
-        "family": recipe.family,
+        "family": pooled[0] if pooled else own.family.name,
         "seed": run.seed,
         "train_rows": len(split.train),
-        "seconds": round(time.monotonic() - wall, 3) if whole else None,
-        "cpu_seconds": round(time.process_time() - cpu + saved, 3) if whole else None,
+        "seconds": round(time.monotonic() - wall, 3),
+        "cpu_seconds": round(time.process_time() - cpu + saved, 3),
         "made_from": task.digest,
         "version": __version__,
     }
     files.write_json(folder / "result.json", result)
-    # Checkpoints and ledgers were for going on; what is left is small enough to keep many.
+    # Without checkpoints and ledgers a run is small enough to keep many.
     shutil.rmtree(folder / "parties", ignore_errors=True)
     return result
 
@@ -342,69 +335,6 @@ def _base_key(own: FederationConfig, tables: str) -> str:
     """Return a key of a run's base: tables, split, seed, and the party with the labels."""
     sections = {name: own.source.get(name) for name in ("federation", "training", "base", "party")}
     return f"{tables} {json.dumps(sections, sort_keys=True, default=str)}"
-
-
-def _simulate(
-    own: FederationConfig,
-    tables: Mapping[str, PartyTable],
-    folder: Path,
-    base: Base | None,
-    *,
-    data_root: Path,
-    device: torch.device,
-    observe: Observer,
-    placebo: bool,
-) -> tuple[dict[str, Any], bool, Base | None]:
-    """Return a simulated run's figures, whether it was uninterrupted, and its base.
-
-    Args:
-        own: The run's federation.
-        tables: Every party's table.
-        folder: Folder of the run.
-        base: Base of an earlier run with the same key.
-        data_root: Folder of an earlier pretraining.
-        device: Device of the models.
-        observe: Receives progress events.
-        placebo: Whether a placebo is trained too.
-    """
-    options = RunOptions(run_folder=folder, data_root=data_root, device=device, observe=observe)
-    metrics, whole = None, True
-    if (folder / "parties").is_dir():
-        # What a run with noise has released before would count against its budget a second time,
-        # and it would end earlier than one in one go.
-        if own.privacy.mechanism == "none":
-            metrics = _go_on(own, tables, options, placebo=placebo)
-            whole = metrics is None
-        if metrics is None:
-            shutil.rmtree(folder)
-    if metrics is None:
-        result = simulate_federation(
-            own,
-            tables,
-            dataclasses.replace(options, fitted_base=base),
-            with_alone=False,
-            with_placebo=placebo,
-        )
-        metrics, base = result.metrics, result.base
-    figures = {name: metrics[name] for name in _KEPT}
-    used = (metrics.get("base") or {}).get("used", "joint")
-    return {**figures, "used": used, "epsilon": metrics["privacy"]["epsilon"]}, whole, base
-
-
-def _go_on(
-    own: FederationConfig, tables: Mapping[str, PartyTable], options: RunOptions, *, placebo: bool
-) -> dict[str, Any] | None:
-    try:
-        return simulate_federation(
-            own,
-            tables,
-            dataclasses.replace(options, resume=True),
-            with_alone=False,
-            with_placebo=placebo,
-        ).metrics
-    except (ConfigError, PrivacyError):
-        # Cut off before its first epoch was saved by all, or under other settings.
-        return None
 
 
 def by_name(results: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
@@ -425,8 +355,7 @@ def over_seeds(runs: Sequence[Mapping[str, Any]], metrics: Sequence[TaskMetric])
     Returns:
         ``mean``, ``std`` (of a sample: n - 1; None for one seed) and ``seeds`` (the test metric of
         each), and the same of every metric in ``metrics``; ``validation``, the mean of the first
-        metric on validation rows; ``epochs``; ``samples_per_cpu_second``; ``cpu_seconds``;
-        ``epsilon``.
+        metric on validation rows; ``epochs``; ``cpu_seconds``; ``epsilon``.
     """
     shown = metrics[0].name
     return {
@@ -436,8 +365,7 @@ def over_seeds(runs: Sequence[Mapping[str, Any]], metrics: Sequence[TaskMetric])
         },
         "validation": mean([run["validation_metrics"][shown] for run in runs]),
         "epochs": [run["epochs"] for run in runs],
-        "samples_per_cpu_second": _speed(runs),
-        "cpu_seconds": _total(runs, "cpu_seconds"),
+        "cpu_seconds": round(sum(run["cpu_seconds"] for run in runs), 3),
         "epsilon": runs[0]["epsilon"],
     }
 
@@ -464,20 +392,6 @@ def mean(values: Sequence[float | None]) -> float | None:
     return statistics.fmean(known) if len(known) == len(values) else None
 
 
-def _total(runs: Sequence[Mapping[str, Any]], field: str) -> float | None:
-    values = [run[field] for run in runs]
-    return None if None in values else round(sum(values), 3)
-
-
-def _speed(runs: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return training rows passed over a CPU-second; linking and evaluation count as time."""
-    timed = [run for run in runs if run["cpu_seconds"]]
-    if not timed:
-        return None
-    passed = sum(run["epochs"] * run["train_rows"] for run in timed)
-    return round(passed / sum(run["cpu_seconds"] for run in timed), 1)
-
-
 def cell(figures: Mapping[str, Any], *, sign: str = "") -> str:
     """Return mean and deviation as text.
 
@@ -502,36 +416,6 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
-def csv_of_runs(
-    rows: Sequence[Mapping[str, Any]], *, first: Sequence[str], splits: Sequence[str]
-) -> str:
-    """Return a CSV with a row for each run.
-
-    Args:
-        rows: Results, with further columns.
-        first: First columns.
-        splits: ``"test"`` and ``"validation"``, or one of them: their metrics are further columns,
-            ``test_NAME`` and so on.
-    """
-    wide = [
-        {
-            **row,
-            **{
-                f"{split}_{name}": value
-                for split in splits
-                for name, value in row[f"{split}_metrics"].items()
-            },
-        }
-        for row in rows
-    ]
-    more = [name for name in wide[0] if name not in rows[0]]
-    buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, (*first, *more), lineterminator="\n", extrasaction="ignore")
-    writer.writeheader()
-    writer.writerows(wide)
-    return buffer.getvalue()
-
-
 _LEAST_S_BETWEEN_ROUNDS: Final = 0.2
 """Least seconds between two shown rounds of a run."""
 
@@ -544,54 +428,11 @@ machine's number of cores."""
 RunObserver = Callable[[Run, ProgressEvent], None]
 """Callback for the progress of one run."""
 
+Outcome = dict[str, Any] | RunFailure
+"""Result of a run, or why it has none."""
+
 ResultObserver = Callable[[Run, dict[str, Any]], None]
 """Callback for the result of a run."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StudyContext:
-    """Folder, device and tables that all runs of a study share."""
-
-    folder: Path
-    """The study's folder."""
-
-    device: str
-    """Device of the models: ``"cpu"`` or ``"cuda"``."""
-
-    tables: Mapping[str, Mapping[str, PartyTable]]
-    """Every party's table, by the digest that tasks name."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunObservers:
-    """Callbacks of a study's runs."""
-
-    progress: RunObserver
-    """Callback for a run's progress events."""
-
-    done: ResultObserver
-    """Callback for the result of a finished run."""
-
-    failed: Callable[[Run, RunFailure], None]
-    """Callback for the failure of a run."""
-
-
-@runtime_checkable
-class Engine(Protocol):
-    """Trains runs; every engine gives the same numbers."""
-
-    def train(self, tasks: Sequence[Task], observers: RunObservers) -> None:
-        """Train runs; once a run has failed, no other run of its name is begun."""
-        ...
-
-    def close(self) -> None:
-        """End all processes that were started."""
-        ...
-
-
-def _without_name(tasks: Iterable[Task], name: str) -> deque[Task]:
-    """Return the tasks whose runs have another name."""
-    return deque(task for task in tasks if task.run.name != name)
 
 
 def _throttle(observe: Observer) -> Observer:
@@ -610,67 +451,45 @@ def _throttle(observe: Observer) -> Observer:
     return pass_on
 
 
-class InProcessEngine:
-    """Trains one run after another in this process.
-
-    Args:
-        context: Folder, device and tables of the study.
-    """
-
-    def __init__(self, context: StudyContext) -> None:
-        self._context = context
-
-    def train(self, tasks: Sequence[Task], observers: RunObservers) -> None:
-        """Train runs; see :class:`Engine`."""
-        waiting = deque(tasks)
-        with _one_thread():
-            while waiting:
-                task = waiting.popleft()
-                outcome = attempt(
-                    task,
-                    self._context.tables[task.tables],
-                    study=self._context.folder,
-                    device=device_named(self._context.device),
-                    observe=_throttle(partial(observers.progress, task.run)),
-                )
-                if isinstance(outcome, RunFailure):
-                    waiting = _without_name(waiting, task.run.name)
-                    observers.failed(task.run, outcome)
-                else:
-                    observers.done(task.run, outcome)
-
-    def close(self) -> None:
-        """Do nothing: no process was started."""
-
-
 class WorkerProcesses:
     """Processes that train runs in parallel, with one thread each.
 
     Args:
-        context: Folder, device and tables of the study.
+        folder: Folder of the study.
+        device: ``"cpu"`` or ``"cuda"``.
+        tables: Every party's table, by the digest that tasks name.
         width: Number of processes.
     """
 
-    def __init__(self, context: StudyContext, *, width: int) -> None:
-        self._width = width
-        self._context = context
+    def __init__(
+        self,
+        folder: Path,
+        device: str,
+        tables: Mapping[str, Mapping[str, PartyTable]],
+        *,
+        width: int,
+    ) -> None:
+        self._folder, self._device, self._tables, self._width = folder, device, tables, width
         # Fresh interpreters: a fork of a process with threads may hang, and torch has threads.
         self._spawn = multiprocessing.get_context("spawn")
         self._processes: dict[Connection, SpawnProcess] = {}
         self._idle: list[Connection] = []
         self._tables_sent: dict[Connection, str] = {}
 
-    def train(self, tasks: Sequence[Task], observers: RunObservers) -> None:
-        """Train runs; see :class:`Engine`. A run whose process dies is begun once more.
+    def train(self, waiting: deque[Task], observe: RunObserver) -> Iterator[tuple[Run, Outcome]]:
+        """Yield the outcome of each run; a run whose process dies is begun once more.
+
+        Args:
+            waiting: The runs, which are taken away as they begin.
+            observe: Receives progress events.
 
         Reveals:
             Everything is on one machine: a study protects no party's table.
         """
-        waiting = deque(tasks)
         restarted: set[Run] = set()
         busy: dict[Connection, Task] = {}
         # All at once: each takes seconds to load what it needs.
-        while len(self._idle) < min(self._width, len(tasks)):
+        while len(self._idle) < min(self._width, len(waiting)):
             self._idle.append(self._start())
         while waiting or busy:
             while waiting and len(busy) < self._width:
@@ -681,7 +500,7 @@ class WorkerProcesses:
                 task = busy[pipe]
                 kind, content = self._receive(pipe)
                 if kind == "event":
-                    observers.progress(task.run, content)
+                    observe(task.run, content)
                     continue
                 del busy[pipe]
                 if kind != "died":
@@ -690,11 +509,7 @@ class WorkerProcesses:
                     restarted.add(task.run)
                     waiting.appendleft(task)
                     continue
-                if isinstance(content, RunFailure):
-                    waiting = _without_name(waiting, task.run.name)
-                    observers.failed(task.run, content)
-                else:
-                    observers.done(task.run, content)
+                yield task.run, content
 
     def close(self) -> None:
         """End all processes."""
@@ -713,12 +528,12 @@ class WorkerProcesses:
         self._tables_sent[pipe] = task.tables
         # A dead process is noticed when the pipe is read.
         with suppress(OSError):
-            pipe.send((task, None if known else self._context.tables[task.tables]))
+            pipe.send((task, None if known else self._tables[task.tables]))
         return pipe
 
     def _start(self) -> Connection:
         ours, theirs = self._spawn.Pipe()
-        arguments = (theirs, self._context.folder, self._context.device)
+        arguments = (theirs, self._folder, self._device)
         with _environment(_ONE_THREAD):
             process = self._spawn.Process(target=_work, args=arguments, daemon=True)
             process.start()
@@ -805,7 +620,7 @@ class StudyOptions:
     """Callback for each run's result; runs that were finished before come first."""
 
     leave_out: Callable[[LeftOut], None] = ignore
-    """Callback for each method or point that is skipped or has failed; the others continue."""
+    """Callback for each name that is skipped or has failed; the others continue."""
 
     def __post_init__(self) -> None:
         if self.jobs < 1:
@@ -816,91 +631,97 @@ class StudyOptions:
         """Whether runs are trained in processes other than this one."""
         return self.jobs > 1
 
-    def engine(self, context: StudyContext) -> Engine:
-        """Return the engine that trains the runs."""
-        if self.in_other_processes:
-            return WorkerProcesses(context, width=self.jobs)
-        return InProcessEngine(context)
 
+def train_tasks(
+    tasks: Iterable[Task],
+    *,
+    folder: Path,
+    device: str,
+    tables: Mapping[str, Mapping[str, PartyTable]],
+    options: StudyOptions,
+) -> tuple[dict[Run, dict[str, Any]], dict[str, LeftOut]]:
+    """Train the runs that a folder lacks, and read the others.
 
-class Study:
-    """Trains the runs that a folder lacks.
+    Once a run has failed, no other run of its name is begun.
 
     Args:
+        tasks: The runs, in the order in which they are begun.
         folder: Folder of the study, with a folder for each run.
         device: ``"cpu"`` or ``"cuda"``.
         tables: Every party's table, by the digest that tasks name.
         options: Number of parallel runs, and callbacks.
 
+    Returns:
+        The result of each run that is finished or can be trained; and the first failure of each
+        name with a failed run.
+
     Raises:
-        ConfigError: If the folder cannot be written.
+        ConfigError: If the folder cannot be written, or holds runs of other settings or tables.
+
+    Reveals:
+        Everything is inside one organisation: a study protects no party's table.
     """
+    if (folder / "parties").exists():
+        raise ConfigError(f"folder {folder}: is a run's; choose another --out")
+    files.require_writable_folder(folder, what="folder")
+    results: dict[Run, dict[str, Any]] = {}
+    failed: dict[str, LeftOut] = {}
+    missing: deque[Task] = deque()
+    for task in tasks:
+        saved = finished_run(folder, task.run, digest=task.digest)
+        if saved is None:
+            missing.append(task)
+        else:
+            results[task.run] = saved
+            options.done(task.run, saved)
+    with _outcomes(missing, folder, device, tables, options) as outcomes:
+        for run, outcome in outcomes:
+            if not isinstance(outcome, RunFailure):
+                results[run] = outcome
+                options.done(run, outcome)
+                continue
+            for task in [task for task in missing if task.run.name == run.name]:
+                missing.remove(task)
+            # Runs of one name that train at the same time may fail one after the other.
+            if run.name not in failed:
+                failed[run.name] = _left_out(run, outcome, folder)
+                options.leave_out(failed[run.name])
+    return results, failed
 
-    def __init__(
-        self,
-        *,
-        folder: Path,
-        device: str,
-        tables: Mapping[str, Mapping[str, PartyTable]],
-        options: StudyOptions,
-    ) -> None:
-        if (folder / "parties").exists():
-            raise ConfigError(f"folder {folder}: is a run's; choose another --out")
-        files.require_writable_folder(folder, what="folder")
-        self._folder = folder
-        self._options = options
-        self._engine = options.engine(StudyContext(folder=folder, device=device, tables=tables))
-        self.failed: dict[str, LeftOut] = {}
-        """First failure of each name with a failed run."""
 
-    def __enter__(self) -> "Study":
-        return self
+@contextmanager
+def _outcomes(
+    waiting: deque[Task],
+    folder: Path,
+    device: str,
+    tables: Mapping[str, Mapping[str, PartyTable]],
+    options: StudyOptions,
+) -> Iterator[Iterator[tuple[Run, Outcome]]]:
+    """Give the outcomes of runs, which are trained here or in processes that end afterwards."""
+    if waiting and options.in_other_processes:
+        with closing(WorkerProcesses(folder, device, tables, width=options.jobs)) as workers:
+            yield workers.train(waiting, options.tell)
+        return
 
-    def __exit__(self, *_: object) -> None:
-        self._engine.close()
+    def train_here() -> Iterator[tuple[Run, Outcome]]:
+        while waiting:
+            task = waiting.popleft()
+            observe = _throttle(partial(options.tell, task.run))
+            own, where = tables[task.tables], device_named(device)
+            yield task.run, attempt(task, own, study=folder, device=where, observe=observe)
 
-    def train(self, tasks: Iterable[Task]) -> dict[Run, dict[str, Any]]:
-        """Return the result of each run that is finished or can be trained.
+    with _one_thread():
+        yield train_here()
 
-        Args:
-            tasks: The runs, in the order in which they are begun.
 
-        Raises:
-            ConfigError: If the folder holds runs of other settings or tables.
-
-        Reveals:
-            Everything is inside one organisation: a study protects no party's table.
-        """
-        results: dict[Run, dict[str, Any]] = {}
-        missing: list[Task] = []
-        for task in tasks:
-            saved = finished_run(self._folder, task.run, digest=task.digest)
-            if saved is None:
-                missing.append(task)
-            else:
-                results[task.run] = saved
-                self._options.done(task.run, saved)
-
-        def keep(run: Run, result: dict[str, Any]) -> None:
-            results[run] = result
-            self._options.done(run, result)
-
-        if missing:
-            observers = RunObservers(progress=self._options.tell, done=keep, failed=self._fail)
-            self._engine.train(missing, observers)
-        return results
-
-    def _fail(self, run: Run, failure: RunFailure) -> None:
-        reason = failure.reason
-        if failure.trace is not None:
-            path = run.folder(self._folder) / "failure.txt"
-            files.write_text(path, failure.trace)
-            reason += f" (trace: {path})"
-        # Runs of one name that train at the same time may fail one after the other.
-        if run.name not in self.failed:
-            failed_run = LeftOut(name=run.name, status="failed", reason=reason)
-            self.failed[run.name] = failed_run
-            self._options.leave_out(failed_run)
+def _left_out(run: Run, failure: RunFailure, folder: Path) -> LeftOut:
+    """Return a failed run's name with the reason, whose traceback is written to its folder."""
+    reason = failure.reason
+    if failure.trace is not None:
+        path = run.folder(folder) / "failure.txt"
+        files.write_text(path, failure.trace)
+        reason += f" (trace: {path})"
+    return LeftOut(name=run.name, status="failed", reason=reason)
 
 
 @contextmanager
@@ -911,31 +732,3 @@ def kept_or_temporary(out: Path | None) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="securevfl-") as folder:
         yield Path(folder)
-
-
-@dataclass(frozen=True, kw_only=True)
-class StudyPlan:
-    """Runs on one federation file, and their folder."""
-
-    config: FederationConfig
-    """The federation file."""
-
-    data_root: Path
-    """Folder at which relative data paths start."""
-
-    folder: Path
-    """Folder of the runs; an interrupted study resumes from it."""
-
-    device: str = "cpu"
-    """Device of the models: ``"cpu"`` or ``"cuda"``."""
-
-    metric: str | None = None
-    """Metric to compare by; None: ``training.metric``."""
-
-    def __post_init__(self) -> None:
-        metrics_of(self.config.federation.task, self.metric, named="metric")
-
-    @property
-    def metrics(self) -> tuple[TaskMetric, ...]:
-        """The task's metrics; the first is the one to compare by."""
-        return metrics_of(self.config.federation.task, self.metric or self.config.training.metric)

@@ -1,8 +1,8 @@
 """Methods of a comparison that train on pooled tables."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeAlias
 
@@ -20,7 +20,7 @@ from securevfl.federation.base import features_of, own_inputs, place_keys, train
 from securevfl.federation.build import primary_data
 from securevfl.federation.rounds.primary import PrimaryData
 from securevfl.federation.run_plan import run_facts
-from securevfl.lab.methods import JOINED, BoostingConfig, Settings
+from securevfl.lab.methods import ALONE, JOINED, BoostingConfig, Settings
 from securevfl.linkage.spec import LinkedSecondary
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
@@ -50,55 +50,6 @@ class MethodFigures:
     """Test metrics of each local model of the primary; None for other methods."""
 
 
-def solo_inputs(
-    features: Float[Tensor, "rows features"], keys: Float[Tensor, "rows dimension"] | None
-) -> Float[Tensor, "rows inputs"]:
-    """Return the primary's own inputs; ``keys`` is None if they are no inputs."""
-    if keys is None:
-        return features
-    return torch.cat([features, keys.to(features.dtype)], dim=1)
-
-
-def combined_inputs(
-    primary: Float[Tensor, "rows inputs"],
-    secondaries: Sequence[Float[Tensor, "_ _"]],
-    matches: Sequence[Int[Tensor, " _"]],
-) -> Float[Tensor, "rows all_inputs"]:
-    """Join the true match of every row at every secondary to the primary's own inputs.
-
-    Args:
-        primary: Result of :func:`solo_inputs`.
-        secondaries: Each secondary's features, its own rows in its own order.
-        matches: For each secondary, the number of the record that truly belongs to each row.
-
-    Raises:
-        DataError: If a match points outside its table, or their numbers differ.
-    """
-    if len(secondaries) != len(matches):
-        raise DataError(f"combine: {len(secondaries)} tables but {len(matches)} lists of matches")
-    columns = [primary]
-    for number, (features, match) in enumerate(zip(secondaries, matches, strict=True), 1):
-        if len(match) != len(primary):
-            raise DataError(
-                f"combine: secondary {number} has {len(match)} matches for {len(primary)} rows"
-            )
-        if not bool(((match >= 0) & (match < len(features))).all()):
-            raise DataError(
-                f"combine: secondary {number} has no true match for some rows; "
-                f"combine needs one for every row"
-            )
-        columns.append(features[match].to(primary.dtype))
-    return torch.cat(columns, dim=1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class BaselineResult:
-    """A perceptron with the weights of the epoch that validated best, and its figures."""
-
-    figures: MethodFigures
-    model: MLP = field(repr=False)
-
-
 def fit_table(
     inputs: Float[Tensor, "rows inputs"],
     targets: Shaped[Tensor, " rows"],
@@ -109,7 +60,7 @@ def fit_table(
     test: Int[Tensor, " test_rows"],
     config: BaselineConfig,
     seed: int,
-) -> BaselineResult:
+) -> tuple[MethodFigures, MLP]:
     """Train a perceptron with early stopping on the validation rows, and measure all three splits.
 
     Args:
@@ -121,6 +72,9 @@ def fit_table(
         test: Rows that are reported.
         config: The perceptron and its training.
         seed: Run seed of initialisation, shuffling and dropout.
+
+    Returns:
+        The figures, and the perceptron with the weights of the epoch that validated best.
 
     Raises:
         DataError: If a group of rows is empty, or the metric that training goes by is not defined
@@ -152,70 +106,7 @@ def fit_table(
         epochs=epochs,
         best_epoch=best_epoch,
     )
-    return BaselineResult(figures=figures, model=model)
-
-
-def train_solo(
-    config: FederationConfig, data: PrimaryData, *, settings: BaselineConfig | None = None
-) -> BaselineResult:
-    """Train the primary's own network on its features, and on its keys if the model has them."""
-    return _fit(_own_inputs(config, data), config, data, settings)
-
-
-def train_combined(
-    config: FederationConfig,
-    data: PrimaryData,
-    *,
-    primary: PartyTable,
-    secondaries: Sequence[PartyTable],
-    features: Sequence[Float[Tensor, "records features"]],
-    settings: BaselineConfig | None = None,
-) -> BaselineResult:
-    """Train on all features and numeric keys, joined by the true match: the ceiling.
-
-    Args:
-        config: The federation file.
-        data: The primary's tensors.
-        primary: The primary's table, with the truth.
-        secondaries: The secondaries' tables, with the truth.
-        features: Their scaled features.
-        settings: The perceptron and its training; default: :class:`BaselineConfig`.
-
-    Raises:
-        DataError: If a table has no truth, or some row has no match.
-    """
-    inputs = joined_inputs(
-        config, data, primary=primary, secondaries=secondaries, features=features
-    )
-    if not config.model.keys_as_features and key_spec(config).are_numbers:
-        # [FedSim] section 6.1, "Dataset": common features are inputs of this method alone.
-        inputs = solo_inputs(inputs, places_of(primary, data.keys))
-    return _fit(inputs, config, data, settings)
-
-
-def places_of(table: PartyTable, keys: Float[Tensor, "rows keys"]) -> Float[Tensor, "rows places"]:
-    """Return the columns of a table's numeric keys that are places or times."""
-    return keys[:, torch.as_tensor(place_keys(table), device=keys.device, dtype=torch.int64)]
-
-
-def joined_inputs(
-    config: FederationConfig,
-    data: PrimaryData,
-    *,
-    primary: PartyTable,
-    secondaries: Sequence[PartyTable],
-    features: Sequence[Float[Tensor, "records features"]],
-) -> Float[Tensor, "rows inputs"]:
-    """Return all features joined by the true match; arguments as of :func:`train_combined`.
-
-    Raises:
-        DataError: If a table has no truth, or some row has no match.
-    """
-    device = data.features.device
-    matches = [
-        torch.as_tensor(true_matches(primary, table), device=device) for table in secondaries
-    ]
-    return combined_inputs(_own_inputs(config, data), features, matches)
+    return figures, model
 
 
 def true_matches(primary: PartyTable, secondary: PartyTable) -> Int64[np.ndarray, " rows"]:
@@ -235,47 +126,10 @@ def true_matches(primary: PartyTable, secondary: PartyTable) -> Int64[np.ndarray
     return np.array([place[int(entity)] for entity in primary.entities], dtype=np.int64)
 
 
-def _own_inputs(config: FederationConfig, data: PrimaryData) -> Float[Tensor, "rows inputs"]:
-    # Keys are inputs of all methods or of none: what they add would be taken for a partner's worth.
-    return solo_inputs(data.features, data.keys if config.model.keys_as_features else None)
-
-
-def _fit(
-    inputs: Float[Tensor, "rows inputs"],
-    config: FederationConfig,
-    data: PrimaryData,
-    settings: BaselineConfig | None,
-) -> BaselineResult:
-    device = inputs.device
-    train, validation, test = (
-        torch.as_tensor(rows, device=device)
-        for rows in (data.split.train, data.split.validation, data.split.test)
-    )
-    return fit_table(
-        inputs,
-        data.targets,
-        head=data.head,
-        train=train,
-        validation=validation,
-        test=test,
-        config=settings or BaselineConfig(),
-        seed=config.federation.seed,
-    )
-
-
 _Trees: TypeAlias = HistGradientBoostingClassifier | HistGradientBoostingRegressor
 
 # What a class that no training row has gets: less than any other, and still finite.
 _NEVER = -1e9
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class BoostingResult:
-    """Figures of the chosen number of trees, and outputs on test rows."""
-
-    figures: MethodFigures
-    outputs: Float[Tensor, "test_rows outputs"]
-    """Outputs on the test rows, as :class:`TaskHead` reads them."""
 
 
 def fit_boosting(
@@ -288,7 +142,7 @@ def fit_boosting(
     test: Int[Tensor, " test_rows"],
     config: BoostingConfig,
     seed: int,
-) -> BoostingResult:
+) -> tuple[MethodFigures, Float[Tensor, "test_rows outputs"]]:
     """Boost on the training rows until the validation rows no longer gain.
 
     The validation rows end boosting by their loss, and choose leaves and rounds by the metric.
@@ -302,6 +156,10 @@ def fit_boosting(
         test: Rows that are reported.
         config: The trees.
         seed: Run seed.
+
+    Returns:
+        The figures of the chosen number of trees, and the outputs on test rows, as
+        :class:`TaskHead` reads them.
 
     Raises:
         DataError: If there is no training or test row, only one class to learn, or a split for
@@ -357,7 +215,7 @@ def fit_boosting(
         epochs=model.n_iter_,
         best_epoch=rounds,
     )
-    return BoostingResult(figures=figures, outputs=outputs)
+    return figures, outputs
 
 
 def _model(
@@ -424,53 +282,60 @@ def train_in_one_place(
     spec = link_spec(config)
     link = Linker(spec, keys_of(spec.keys, primary))
     data = primary_data(config, primary, split, link.primary, device=device)
-    head = data.head
     if family == "alone":
         assert isinstance(settings, BaselineConfig)
-        return _alone(config, primary, data, settings), head
-    if family == "solo":
-        assert isinstance(settings, BaselineConfig)
-        return train_solo(config, data, settings=settings).figures, head
-    if family in ("boosting", "boosting-links"):
-        assert isinstance(settings, BoostingConfig)
-        # All that the primary has, keys too, whatever joint models read: its usual model.
-        inputs = solo_inputs(data.features, places_of(primary, data.keys))
-        if family == "boosting-links":
-            parts = [
-                _linked_inputs(link(keys_of(spec.keys, tables[party.name])), tables[party.name])
-                for party in config.secondaries
-            ]
-            inputs = torch.cat([inputs, *(part.to(inputs) for part in parts)], dim=1)
-        return _train_boosting(config, data, inputs, settings), head
-    joined: dict[str, Any] = {
-        "primary": primary,
-        "secondaries": [tables[party.name] for party in config.secondaries],
-        "features": [
-            torch.from_numpy(features_of(party, tables[party.name])).to(device)
-            for party in config.secondaries
-        ],
+        return _alone(config, primary, data, settings), data.head
+    inputs = method_inputs(config, tables, family, data, link)
+    rows = {
+        part: torch.as_tensor(getattr(split, part), device=device)
+        for part in ("train", "validation", "test")
     }
+    common: dict[str, Any] = {"head": data.head, **rows, "seed": config.federation.seed}
     if isinstance(settings, BoostingConfig):
-        return _train_boosting(config, data, joined_inputs(config, data, **joined), settings), head
-    return train_combined(config, data, **joined, settings=settings).figures, head
+        return fit_boosting(inputs, data.targets, config=settings, **common)[0], data.head
+    return fit_table(inputs, data.targets, config=settings, **common)[0], data.head
 
 
-def require_fitting(
-    config: FederationConfig, family: str, tables: Mapping[str, PartyTable]
-) -> None:
-    """Refuse a method on pooled tables that does not fit them.
+def method_inputs(
+    config: FederationConfig,
+    tables: Mapping[str, PartyTable],
+    family: str,
+    data: PrimaryData,
+    link: Linker,
+) -> Float[Tensor, "rows inputs"]:
+    """Return the columns that a method on pooled tables learns from, one row of the primary each.
 
     Args:
         config: The federation file.
+        tables: As of :func:`train_in_one_place`.
         family: One of :data:`securevfl.lab.methods.IN_ONE_PLACE`.
-        tables: The primary's table; and for methods that join, every party's.
+        data: The primary's tensors.
+        link: Links the primary's keys with a secondary's.
 
     Raises:
         DataError: If a table has no truth, or some row has no match.
     """
+    primary, features = tables[config.primary.name], data.features
+    # Columns of numeric keys that are places or times.
+    places = data.keys[:, torch.as_tensor(place_keys(primary), device=data.keys.device)]
+    # Keys are inputs of all methods or of none: what they add would be taken for a partner's worth.
+    keys = [data.keys] if config.model.keys_as_features else []
+    secondaries = () if family in ALONE else config.secondaries
+    others, spec = [tables[party.name] for party in secondaries], link_spec(config)
+    if family in ("boosting", "boosting-links"):
+        # All that the primary has, keys too, whatever joint models read: its usual model.
+        parts = [features, places]
+        if family == "boosting-links":
+            parts += [_linked_inputs(link(keys_of(spec.keys, other)), other) for other in others]
+    else:
+        parts = [features, *keys]
     if family in JOINED:
-        for party in config.secondaries:
-            true_matches(tables[config.primary.name], tables[party.name])
+        for party, other in zip(secondaries, others, strict=True):
+            parts.append(torch.from_numpy(features_of(party, other)[true_matches(primary, other)]))
+        if family == "combine" and not keys and key_spec(config).are_numbers:
+            # [FedSim] section 6.1, "Dataset": common features are inputs of this method alone.
+            parts.append(places)
+    return torch.cat([part.to(features) for part in parts], dim=1)
 
 
 def _alone(
@@ -512,22 +377,3 @@ def _linked_inputs(linked: LinkedSecondary, table: PartyTable) -> Float[Tensor, 
     nearest = torch.where(number > 0, records[:, 0], torch.nan)
     distance = torch.from_numpy(links.distances[:, :1])
     return torch.cat([nearest, mean, number, torch.where(number > 0, distance, torch.nan)], dim=1)
-
-
-def _train_boosting(
-    config: FederationConfig,
-    data: PrimaryData,
-    inputs: Float[Tensor, "rows inputs"],
-    settings: BoostingConfig,
-) -> MethodFigures:
-    split, head = data.split, data.head
-    return fit_boosting(
-        inputs,
-        data.targets,
-        head=head,
-        train=torch.as_tensor(split.train),
-        validation=torch.as_tensor(split.validation),
-        test=torch.as_tensor(split.test),
-        config=settings,
-        seed=config.federation.seed,
-    ).figures

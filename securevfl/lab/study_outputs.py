@@ -1,23 +1,18 @@
-"""Plots of experiments: comparisons, sweeps, similarities and advice."""
+"""Plots and tables of experiments."""
 
 import hashlib
 import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from securevfl.config.federation import FederationConfig
 from securevfl.data.tables import PartyTable
-from securevfl.desk.report.plots import BLUE, GREY, ORANGE, SIZE, new_axes, svg
-from securevfl.lab.methods import ALONE, method_family
+from securevfl.desk.report.plots import BLUE, ORANGE, new_axes, svg
 from securevfl.runtime.run_tables import read_party, read_tables
-
-_LOG_FROM: Final = 20
-"""Least ratio of a setting's values from which its axis is logarithmic."""
 
 
 def comparison_plot(values: Mapping[str, Sequence[float]], *, title: str) -> str:
@@ -40,70 +35,6 @@ def comparison_plot(values: Mapping[str, Sequence[float]], *, title: str) -> str
     return svg(figure)
 
 
-def sweep_plot(figures: Mapping[str, Any]) -> str:
-    """Return a plot of a grid's test metric over one setting, a line for each value of the others.
-
-    The setting is the first with several numbers. A bar is one deviation over seeds, and the
-    primary alone is a line of its own. Without such a setting there is a row a point, as in
-    :func:`comparison_plot`.
-
-    Args:
-        figures: Content of ``sweep.json``.
-    """
-    points, metric = figures["points"].values(), figures["metric"]
-    title = f"{figures['federation']}: test {metric}"
-    across = next(
-        (
-            name
-            for name, values in figures["settings"].items()
-            if len(values) > 1 and all(type(value) in (int, float) for value in values)
-        ),
-        None,
-    )
-    if across is None:
-        rows = {
-            _label(point["settings"]): point["seeds"]
-            for point in points
-            if point["mean"] is not None
-        }
-        alone = figures["alone"]
-        rows |= {"alone": alone["seeds"]} if alone and alone["mean"] is not None else {}
-        return comparison_plot(rows, title=title)
-    figure, axes = new_axes(title, across, metric)
-    lines: dict[str, list[tuple[float, float, float]]] = {}
-    for point in points:
-        others = {name: value for name, value in point["settings"].items() if name != across}
-        place = (point["settings"][across], point["mean"], point["std"] or 0.0)
-        if point["mean"] is not None:
-            lines.setdefault(_label(others), []).append(place)
-    for number, (label, places) in enumerate(lines.items()):
-        x, y, deviation = zip(*sorted(places), strict=True)
-        axes.errorbar(
-            x,
-            y,
-            yerr=deviation,
-            marker="o",
-            markersize=4,
-            capsize=3,
-            color=f"C{number}",
-            label=label if len(lines) > 1 else "joint",
-        )
-    if figures["alone"] is not None and figures["alone"]["mean"] is not None:
-        axes.axhline(figures["alone"]["mean"], color=GREY, linestyle="--", label="alone")
-    values = figures["settings"][across]
-    if min(values) > 0 and max(values) >= _LOG_FROM * min(values):
-        axes.set_xscale("log")
-        axes.set_xticks(values, [f"{value:g}" for value in values])
-        axes.minorticks_off()
-    axes.legend(fontsize=8, frameon=False)
-    return svg(figure)
-
-
-def _label(settings: Mapping[str, Any]) -> str:
-    text = ", ".join(f"{name.rpartition('.')[2]}={value}" for name, value in settings.items())
-    return text or "as written"
-
-
 def similarities_plot(curves: Mapping[str, Sequence[float]]) -> str:
     """Return a plot of sorted similarities (negative distances), a line for each secondary."""
     figure, axes = new_axes("similarity of all links, sorted", "share of the links", "similarity")
@@ -115,66 +46,8 @@ def similarities_plot(curves: Mapping[str, Sequence[float]]) -> str:
     return svg(figure)
 
 
-def advice_plot(advice: Mapping[str, Any]) -> str:
-    """Return a plot of the surviving share over epsilon, next to the rehearsal.
-
-    Args:
-        advice: Content of ``securevfl lab advise --json``.
-    """
-    rehearsal = advice["rehearsal"]
-    figure = Figure(figsize=SIZE, layout="constrained")
-    panels = figure.subplots(1, 1 if rehearsal is None else 2, squeeze=False)[0]
-    words = _epsilons(advice["bounds"])
-    lines = {
-        "shared": (f"shared by {advice['secondaries']}", BLUE, "-"),
-        "blocks": ("blocks, all in one number", ORANGE, "-"),
-        "blocks_spread": ("blocks, all numbers alike", ORANGE, ":"),
-    }
-    for name, (label, colour, style) in lines.items():
-        values = [bound[name] for bound in advice["bounds"]]
-        panels[0].plot(words, values, style, marker="o", color=colour, label=label)
-    panels[0].set_ylim(0, 1.05)
-    panels[0].set_ylabel("share of the signal that survives", fontsize=8)
-    panels[0].legend(fontsize=7, frameon=False, loc="upper left")
-    if rehearsal is not None:
-        rows = rehearsal["epsilons"]
-        panels[1].errorbar(
-            _epsilons(rows),
-            [row["gain"] for row in rows],
-            [row["deviation"] or 0.0 for row in rows],
-            marker="o",
-            capsize=3,
-            color=BLUE,
-        )
-        panels[1].axhline(0, color=GREY, linewidth=1)
-        panels[1].set_ylabel(f"rehearsed gain over alone, {rows[0]['metric']}", fontsize=8)
-    for axes in panels:
-        axes.set_xlabel(f"epsilon at delta {advice['delta']:g}", fontsize=8)
-        axes.tick_params(labelsize=8)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.25)
-    return svg(figure)
-
-
-def _epsilons(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    return ["none" if row["epsilon"] is None else f"{row['epsilon']:g}" for row in rows]
-
-
 _UNRELATED: Final = ("model", "encoder", "base", "pretraining", "prediction", "runtime", "methods")
 """Sections of a federation file that do not change how parties' tables are read."""
-
-
-def tables_for(
-    config: FederationConfig, methods: Sequence[str], data_root: Path
-) -> dict[str, PartyTable]:
-    """Read the tables that methods need: only the primary's if no method reads others.
-
-    Raises:
-        DataError: As :func:`securevfl.runtime.run_tables.read_party`.
-    """
-    if all(method_family(config.source, name) in ALONE for name in methods):
-        return {config.primary.name: read_party(config, config.primary, data_root)}
-    return read_tables(config, data_root)
 
 
 class TableStore:
@@ -182,30 +55,37 @@ class TableStore:
 
     Args:
         data_root: Folder at which relative data paths start.
+        given: Every party's table by name, which all files share; None: they are read.
     """
 
-    def __init__(self, data_root: Path) -> None:
+    def __init__(self, data_root: Path, given: Mapping[str, PartyTable] | None = None) -> None:
         self._data_root = data_root
+        self._given = given
         self._digests: dict[str, str] = {}
         self.by_digest: dict[str, Mapping[str, PartyTable]] = {}
         """Every party's table, by the digest of all of them."""
 
-    def digest_for(self, config: FederationConfig) -> str:
+    def digest_for(self, config: FederationConfig, *, whole: bool = True) -> str:
         """Return the digest of a federation's tables, which are read if they are not kept yet.
+
+        Args:
+            config: The federation.
+            whole: Whether to read all parties' tables, and not the primary's alone.
 
         Raises:
             DataError: As :func:`securevfl.runtime.run_tables.read_party`.
         """
         settings = _reading_settings(config)
         if settings not in self._digests:
-            self._digests[settings] = self.keep(read_tables(config, self._data_root))
+            tables = self._given or self._read(config, whole=whole)
+            digest = self._digests[settings] = digest_of_tables(tables.values())
+            self.by_digest.setdefault(digest, tables)
         return self._digests[settings]
 
-    def keep(self, tables: Mapping[str, PartyTable]) -> str:
-        """Keep tables, and return their digest."""
-        digest = digest_of_tables(tables.values())
-        self.by_digest.setdefault(digest, tables)
-        return digest
+    def _read(self, config: FederationConfig, *, whole: bool) -> Mapping[str, PartyTable]:
+        if whole:
+            return read_tables(config, self._data_root)
+        return {config.primary.name: read_party(config, config.primary, self._data_root)}
 
 
 def _reading_settings(config: FederationConfig) -> str:

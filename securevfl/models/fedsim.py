@@ -149,9 +149,6 @@ class SortGate(nn.Module):
             in_order = score[:, 1:] <= score[:, :-1]
             if known_full(in_order):
                 return pairs
-        if torch.onnx.is_in_onnx_export():
-            # ONNX has no stable sort; its TopK keeps equal scores in their order.
-            return _reorder(pairs, score.topk(score.shape[1], dim=1).indices)
         return _reorder(pairs, score.argsort(dim=1, descending=True, stable=True))
 
     def _arbitrary(self, like: Tensor) -> Tensor:

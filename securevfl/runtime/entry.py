@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -196,7 +196,6 @@ def train(
     progress: bool | None = None,
     observe: Observer | None = None,
     callbacks: Sequence[Callback] = (),
-    extra_figures: Callable[[], Mapping[str, Any]] = dict,
 ) -> RunResult:
     """Run a federation on this machine, one process per party; see :func:`simulate`.
 
@@ -236,7 +235,6 @@ def train(
         progress: False hides progress.
         observe: Called with the primary's progress, and all parties' warnings and spending.
         callbacks: Called with progress and at the end.
-        extra_figures: Called at the end; returns figures to add to the run's.
 
     Returns:
         What :func:`simulate` returns. Losses are those of the rounds that this call trained. There
@@ -248,9 +246,7 @@ def train(
     Reveals:
         Between the processes: what a real federation reveals. This machine holds all of it.
     """
-    given = locals()
-    del given["extra_figures"]
-    with _started("train", given) as run:
+    with _started("train", locals()) as run:
         run.options = replace(run.options, data_root=run.options.data_root.resolve())
         finished = run.finished_result()
         if finished is not None:
@@ -266,7 +262,6 @@ def train(
         figures = launching.train_in_processes(
             run.config,
             replace(run.options, observe=note_loss),
-            extra_figures=extra_figures,
             tables=run.tables or {},
             with_alone=with_alone,
         )

@@ -184,11 +184,6 @@ class RunFigures:
     """Row counts of the primary's table: ``train``, ``validation`` and ``test``."""
     peak_memory_bytes: Mapping[str, int] | None = None
     """By party, as the launcher has seen; None for parties that were not launched."""
-    no_privacy_test: float | None = None
-    """Like the next three, of the demo alone: the same federation without noise."""
-    combine_test: float | None = None
-    no_privacy_test_metrics: Metrics | None = None
-    combine_test_metrics: Metrics | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return what ``metrics.json`` holds."""
@@ -222,8 +217,6 @@ def models_measured(figures: Mapping[str, Any]) -> dict[str, Metrics]:
         f"{family} (joint)": figures["test_metrics"],
         f"{family}, validation rows": figures["validation_metrics"],
         alone_in_words(figures): alone and alone["metrics"],
-        f"{family} without noise (simulated)": figures.get("no_privacy_test_metrics"),
-        "combine (all features in one place)": figures.get("combine_test_metrics"),
     }
     return {text: metrics for text, metrics in measured.items() if metrics}
 
@@ -453,10 +446,11 @@ _WRITTEN: Final = (
 )
 """Names of a run's files."""
 
-_OF_STUDIES: Final = ("links.json", "comparison.json", "sweep.json")
+_OF_STUDIES: Final = ("links.json", "comparison.json")
 
 _FINISHED: Final = (
-    *("metrics.json", "comparison.json", "sweep.json"),
+    "metrics.json",
+    "comparison.json",
     "parties/*/result.json",
 )
 """Files that only a finished run, program or study has."""

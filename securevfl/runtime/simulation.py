@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import pandas as pd
 from torch import Tensor
@@ -172,7 +172,7 @@ def simulate_federation(
     options: RunOptions,
     *,
     with_alone: bool = True,
-    with_placebo: bool | Literal["joint"] = False,
+    with_placebo: bool = False,
     with_noise_cost: bool = False,
     ends_after: str | None = None,
     kept: bool = True,
@@ -185,8 +185,7 @@ def simulate_federation(
         options: Where and how; the run folder gets no report.
         with_alone: Find the best model of the primary alone too; None is reported for it otherwise.
         with_placebo: Train once more with each partner's rows permuted against its keys, and report
-            how much of the gain comes from the partners. ``"joint"``: only where the joint model
-            answers.
+            how much of the gain comes from the partners.
         with_noise_cost: Train once more without noise where all of it is in one release, so that
             training again is cheap.
         ends_after: Stage that the run ends with; the metrics are its figures. None: it trains.
@@ -219,9 +218,7 @@ def simulate_federation(
         if kept:
             run.keep()
             simulation.keep(run.plan)
-        answers = run.choice is None or run.choice.decision.used == "joint"
-        wanted = answers if with_placebo == "joint" else with_placebo
-        if wanted and run.tested is not None:
+        if with_placebo and run.tested is not None:
             options.observe(Stage(text="placebo, permuted rows"))
             run.placebo = simulation.placebo(run.base)
         if with_noise_cost and run.tested is not None and _noises_once(config):

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Literal, TypedDict, Unpack
+from typing import Any, Final, TypedDict, Unpack
 
 from securevfl.config.federation import FederationConfig
 from securevfl.core.errors import ConfigError
@@ -65,7 +65,7 @@ def run_in_process(
     out: str | Path | None = None,
     *,
     resume: bool = False,
-    with_placebo: bool | Literal["joint"] = False,
+    with_placebo: bool = False,
     ends_after: str | None = None,
     **options: Unpack[QuickRunOptions],
 ) -> RunResult:
@@ -78,8 +78,7 @@ def run_in_process(
         out: Run folder; default: a temporary folder, removed when the result is no longer referred
             to.
         resume: Continue from the last epoch that was saved in ``out``.
-        with_placebo: Whether to train once more with partners' rows permuted; ``"joint"``: only
-            where the joint model answers.
+        with_placebo: Whether to train once more with partners' rows permuted.
         ends_after: Stage that the run ends with, such as ``"pretraining"``; None: it trains.
         **options: Those of :class:`QuickRunOptions`.
 

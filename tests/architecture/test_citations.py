@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("securevfl", "tests", "research", "examples", "docs")
 
 # Documents that commands write, and that the text names as their output.
-WRITTEN = frozenset({"comparison.md", "sweep.md"})
+WRITTEN = frozenset({"comparison.md"})
 
 DOCUMENT = re.compile(r"(?<![\w:./-])[\w./-]*\w\.md\b")
 PATH = re.compile(rf"(?<![\w/.-])(?:{'|'.join(FOLDERS)})/[\w./-]+\.(?:py|toml|json|svg|j2)\b")

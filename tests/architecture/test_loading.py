@@ -22,7 +22,6 @@ SELDOM_USED = frozenset(
         "jinja2",
         "matplotlib",
         "mlflow",
-        "onnxruntime",
         "pytorch_optimizer",
         "rapidfuzz",
         "scipy.optimize",

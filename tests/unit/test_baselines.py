@@ -2,16 +2,19 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.lab.pooled_methods import BaselineResult, combined_inputs, fit_table, solo_inputs
+from securevfl.data.tables import PartyTable
+from securevfl.lab.pooled_methods import MethodFigures, fit_table, true_matches
 from securevfl.models.alone.margins import BaselineConfig
+from securevfl.models.layers import MLP
 from securevfl.models.tasks import TaskHead
 
 
-def fit(seed: int, *, inputs: torch.Tensor, targets: torch.Tensor) -> BaselineResult:
+def fit(seed: int, *, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[MethodFigures, MLP]:
     """Train the baseline on the first 200 rows, validate on 50 and test on the other 50."""
     rows = torch.arange(300)
     return fit_table(
@@ -37,25 +40,25 @@ def test_a_baseline_learns_what_its_table_tells() -> None:
     inputs, labels = table()
     shuffled = labels[torch.randperm(300, generator=torch.Generator().manual_seed(1))]
 
-    assert fit(0, inputs=inputs, targets=labels).figures.test > 0.85
-    assert fit(0, inputs=inputs, targets=shuffled).figures.test < 0.75
+    assert fit(0, inputs=inputs, targets=labels)[0].test > 0.85
+    assert fit(0, inputs=inputs, targets=shuffled)[0].test < 0.75
 
 
 def test_a_baseline_depends_on_its_seed_alone() -> None:
     """The global generator is neither read nor moved; another seed gives other weights."""
     inputs, labels = table()
     torch.manual_seed(1)
-    first = fit(3, inputs=inputs, targets=labels)
+    _, first = fit(3, inputs=inputs, targets=labels)
     state = torch.get_rng_state()
     torch.manual_seed(2)
-    again = fit(3, inputs=inputs, targets=labels)
+    _, again = fit(3, inputs=inputs, targets=labels)
     torch.manual_seed(1)
 
     assert torch.equal(torch.get_rng_state(), state)
-    for ours, theirs in zip(first.model.parameters(), again.model.parameters(), strict=True):
+    for ours, theirs in zip(first.parameters(), again.parameters(), strict=True):
         assert torch.equal(ours, theirs)
-    other = fit(4, inputs=inputs, targets=labels)
-    assert not torch.equal(next(first.model.parameters()), next(other.model.parameters()))
+    _, other = fit(4, inputs=inputs, targets=labels)
+    assert not torch.equal(next(first.parameters()), next(other.parameters()))
 
 
 def test_test_rows_do_not_choose_the_epoch() -> None:
@@ -63,27 +66,28 @@ def test_test_rows_do_not_choose_the_epoch() -> None:
     inputs, labels = table()
     wrong = labels.clone()
     wrong[250:] = 1 - wrong[250:]
-    right, bad = (fit(0, inputs=inputs, targets=y).figures for y in (labels, wrong))
+    right, bad = (fit(0, inputs=inputs, targets=y)[0] for y in (labels, wrong))
 
     assert (right.best_epoch, right.validation) == (bad.best_epoch, bad.validation)
     assert right.test == pytest.approx(1 - bad.test)
 
 
-def test_combine_joins_true_matches() -> None:
-    """Each row gets the features of its own record at each secondary."""
-    own = solo_inputs(torch.tensor([[1.0], [2.0]]), torch.tensor([[0.5], [0.6]]))
-    other = torch.tensor([[10.0], [20.0], [30.0]])
-
-    joined = combined_inputs(own, [other], [torch.tensor([2, 0])])
-    torch.testing.assert_close(joined, torch.tensor([[1, 0.5, 30], [2, 0.6, 10]]))
-
-
-def test_combine_needs_a_match_for_every_row() -> None:
-    """A missing match is an error that names the secondary."""
-    with pytest.raises(DataError, match="secondary 1 has no true match for some rows"):
-        combined_inputs(torch.zeros(2, 1), [torch.zeros(3, 1)], [torch.tensor([0, -1])])
-    with pytest.raises(DataError, match="secondary 1 has 1 matches for 2 rows"):
-        combined_inputs(torch.zeros(2, 1), [torch.zeros(3, 1)], [torch.tensor([0])])
+def test_true_matches_are_found_for_every_row() -> None:
+    """Each row gets its own record at a secondary; a missing one is an error that names both."""
+    own, other = (
+        PartyTable(
+            name=name,
+            key_names=("k",),
+            keys=np.zeros((len(entities), 1)),
+            feature_names=("x",),
+            features=np.zeros((len(entities), 1), dtype=np.float32),
+            entities=np.array(entities),
+        )
+        for name, entities in (("shop", [7, 5]), ("bank", [5, 6, 7]))
+    )
+    assert true_matches(own, other).tolist() == [2, 0]
+    with pytest.raises(DataError, match="1 rows of 'bank' have no match at 'shop'"):
+        true_matches(other, own)
 
 
 def test_an_empty_group_of_rows_is_refused() -> None:
@@ -114,7 +118,7 @@ def test_training_rows_of_one_class_have_no_figure_and_end_nothing() -> None:
     rows = torch.arange(300)
     one_class = rows[labels == 0]
 
-    found = fit_table(
+    found, _ = fit_table(
         inputs,
         labels.float(),
         head=TaskHead(task="binary"),
@@ -123,7 +127,7 @@ def test_training_rows_of_one_class_have_no_figure_and_end_nothing() -> None:
         test=rows[250:],
         config=BaselineConfig(epochs=1),
         seed=0,
-    ).figures
+    )
 
     assert math.isnan(found.train)
     assert math.isfinite(found.validation)

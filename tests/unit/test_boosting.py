@@ -34,7 +34,7 @@ def test_every_task_is_learned(name: str, head: TaskHead, low: float, high: floa
     table = load_builtin(name)
     order = np.random.default_rng(0).permutation(len(table.y))
     kind = torch.int64 if head.task == "multiclass" else torch.float32
-    result = fit_boosting(
+    figures, _ = fit_boosting(
         torch.as_tensor(table.X[order], dtype=torch.float32),
         torch.as_tensor(table.y[order], dtype=kind),
         head=head,
@@ -45,16 +45,16 @@ def test_every_task_is_learned(name: str, head: TaskHead, low: float, high: floa
         seed=0,
     )
 
-    assert low <= result.figures.test <= high
-    assert math.isfinite(result.figures.validation)
-    assert 1 <= result.figures.best_epoch <= 15
+    assert low <= figures.test <= high
+    assert math.isfinite(figures.validation)
+    assert 1 <= figures.best_epoch <= 15
 
 
 def test_boosting_ends_where_validation_rows_no_longer_gain() -> None:
     """Far beyond a hundred rounds where these help, and long before the most that are allowed."""
     drawn = np.random.default_rng(3)
     values = drawn.normal(size=(900, 16))
-    result = fit_boosting(
+    figures, _ = fit_boosting(
         torch.as_tensor(values, dtype=torch.float32),
         torch.as_tensor(values.sum(axis=1), dtype=torch.float32),
         head=TaskHead(task="regression", label_deviation=1.0),
@@ -65,7 +65,7 @@ def test_boosting_ends_where_validation_rows_no_longer_gain() -> None:
         seed=0,
     )
 
-    assert 100 < result.figures.best_epoch <= result.figures.epochs < BoostingConfig().iterations
+    assert 100 < figures.best_epoch <= figures.epochs < BoostingConfig().iterations
 
 
 def test_without_validation_all_rounds_are_used_as_scikit_learn_does() -> None:
@@ -74,7 +74,7 @@ def test_without_validation_all_rounds_are_used_as_scikit_learn_does() -> None:
     order = np.random.default_rng(1).permutation(len(table.y))
     inputs = torch.as_tensor(table.X[order], dtype=torch.float32)
     targets = torch.as_tensor(table.y[order], dtype=torch.int64)
-    result = fit_boosting(
+    figures, _ = fit_boosting(
         inputs,
         targets,
         head=TaskHead(task="multiclass", num_classes=3),
@@ -91,9 +91,9 @@ def test_without_validation_all_rounds_are_used_as_scikit_learn_does() -> None:
         random_state=derive_seed(0, "boosting") % 2**32,
     ).fit(inputs[:60], targets[:60])
 
-    assert result.figures.best_epoch == 15
-    assert math.isnan(result.figures.validation)
-    assert result.figures.test == pytest.approx(plain.score(inputs[60:], targets[60:]))
+    assert figures.best_epoch == 15
+    assert math.isnan(figures.validation)
+    assert figures.test == pytest.approx(plain.score(inputs[60:], targets[60:]))
 
 
 @pytest.mark.parametrize("present", [[0, 2], [2, 3], [1, 2, 3]])
@@ -102,7 +102,7 @@ def test_classes_that_no_training_row_has_are_never_predicted(present: list[int]
     inputs = torch.arange(40.0).repeat_interleave(4)[:, None] % 4
     targets = inputs[:, 0].long()
     known = torch.isin(targets, torch.tensor(present))
-    result = fit_boosting(
+    figures, _ = fit_boosting(
         inputs,
         targets,
         head=TaskHead(task="multiclass", num_classes=4),
@@ -113,7 +113,7 @@ def test_classes_that_no_training_row_has_are_never_predicted(present: list[int]
         seed=0,
     )
 
-    assert result.figures.test == pytest.approx(len(present) / 4)
+    assert figures.test == pytest.approx(len(present) / 4)
 
 
 def test_what_can_not_be_learned_is_refused() -> None:

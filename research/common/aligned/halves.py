@@ -3,10 +3,11 @@
 import numpy as np
 
 from research.common.aligned.views import AlignedViews
+from research.common.folder_tables import load_folder
 from research.common.full_tables import load_archive, load_full
 from securevfl.core.conventions import stream
 from securevfl.core.errors import ConfigError
-from securevfl.lab.datasets import load_builtin, load_folder
+from securevfl.lab.datasets import load_builtin
 
 _MFEAT = {
     2: (("fac", "kar"), ("fou", "pix", "zer", "mor")),

@@ -1,9 +1,8 @@
 """An attack, its findings, and confidence intervals of their figures."""
 
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -284,7 +283,7 @@ LEVEL: Final = 0.95
 """Confidence level of every interval."""
 
 FOLDER: Final = "attacks"
-"""Folder in the run folder: one file for each finished attack."""
+"""Folder in the run folder: one file for each shadow run."""
 
 _RESAMPLES: Final = 400
 
@@ -322,8 +321,6 @@ class Leak:
     """Further knowledge that the attacker needs."""
     seeds: int = 1
     """Number of seeds that ``value`` is averaged over."""
-    seconds: float = 0.0
-    """Duration of the attack."""
     violates: str | None = None
     """Promise that the run breaks; None if it breaks none."""
 
@@ -348,21 +345,6 @@ class Attack:
     findings: Callable[[Evidence, int], Iterable[Leak]]
     """Function of a run's evidence and a number of seeds for random choices. It raises
     :class:`securevfl.lab.attacks.attack.UnavailableError` if the attack can't be tried."""
-
-
-def attempt(attack: Attack, evidence: Evidence, *, seeds: int) -> list[Leak]:
-    """Return an attack's findings, with its duration.
-
-    Raises:
-        UnavailableError: If the attack can't be tried on this run.
-    """
-    start = time.monotonic()
-    findings = list(attack.findings(evidence, seeds))
-    seconds = round(time.monotonic() - start, 2)
-    return [
-        replace(finding, attack=finding.attack or attack.name, seconds=seconds)
-        for finding in findings
-    ]
 
 
 def bootstrap_interval(statistic: Callable[[Any], float], rows: int) -> tuple[float, float]:

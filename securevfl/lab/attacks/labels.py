@@ -171,7 +171,13 @@ def _class_sums(evidence: Evidence, _seeds: int) -> Iterator[attack.Leak]:
     predict labels of all rows, and only the difference leaks labels of training rows.
     """
     require_labels(evidence)
-    _require_class_numbers(evidence)
+    if not evidence.config.encoder_reads_labels:
+        raise UnavailableError("encoders are no class means")
+    width = evidence.config.family.cut_shape(evidence.config.model)[-1]
+    if evidence.config.scores or width != evidence.classes:
+        raise UnavailableError("encoders have no number for each class")
+    if not evidence.knows_terms:
+        raise UnavailableError("needs the views of all secondaries to the end")
     for view in evidence.secondaries.values():
         rows = evidence.train[evidence.linked_rows(view)[evidence.train]]
         terms = view.array("terms").astype(np.float64)
@@ -187,17 +193,6 @@ def _class_sums(evidence: Evidence, _seeds: int) -> Iterator[attack.Leak]:
             floor=elsewhere,
             floor_is="the same of rows whose labels are in no class sum",
         )
-
-
-def _require_class_numbers(evidence: Evidence) -> None:
-    """Refuse runs whose encoders do not write one number for each class."""
-    if not evidence.config.encoder_reads_labels:
-        raise UnavailableError("encoders are no class means")
-    width = evidence.config.family.cut_shape(evidence.config.model)[-1]
-    if evidence.config.scores or width != evidence.classes:
-        raise UnavailableError("encoders have no number for each class")
-    if not evidence.knows_terms:
-        raise UnavailableError("needs the views of all secondaries to the end")
 
 
 def _row_numbers(evidence: Evidence, seeds: int) -> Iterator[attack.Leak]:

@@ -27,7 +27,6 @@ from securevfl.lab.audit.audit_statistics import (
 )
 
 _SMALLEST_MU: Final = 1e-3
-_NOISE_AGAIN: Final = "noise-again"
 _ROUNDS: Final = 8
 """Most rounds that are searched for equal noise."""
 
@@ -232,7 +231,7 @@ def noise_again(other: Evidence | None) -> attack.Attack:
     Args:
         other: Another run of the same federation, whose noise must differ; None compares no runs.
     """
-    return attack.Attack(_NOISE_AGAIN, "noise", partial(_noise_again, other=other))
+    return attack.Attack("noise-again", "noise", partial(_noise_again, other=other))
 
 
 def _linked_or_not(evidence: Evidence, _seeds: int) -> Iterator[attack.Leak]:

@@ -145,12 +145,23 @@ def _column_means(evidence: Evidence, seeds: int) -> Iterator[attack.Leak]:
         if len(there) < _LEAST_ROWS or not targets.shape[1]:
             continue
         own_inputs = own[rows[there]]
-        yield _mean_leak(
-            evidence,
-            view,
-            _mean_errors(np.hstack([averages[there], own_inputs]), targets, seeds=seeds),
-            _mean_errors(own_inputs, targets, seeds=seeds),
+        seen = _mean_errors(np.hstack([averages[there], own_inputs]), targets, seeds=seeds)
+        by_own = _mean_errors(own_inputs, targets, seeds=seeds)
+        yield attack.Leak(
+            attacker=evidence.config.primary.name,
+            about=view.name,
+            channel="aggregates",
+            measure="share of the squared error of known rows' means that is taken away; over "
+            "columns",
+            value=_error_saving(seen),
+            interval=attack.bootstrap_interval(
+                lambda chosen, errors=seen: _error_saving(errors[:, chosen]),  # type: ignore[misc]
+                seen.shape[1],
+            ),
+            floor=max(_error_saving(by_own), 0.0),
+            floor_is="the same from its own columns",
             rows=len(there),
+            known=f"the secondary's columns of {_KNOWN_ROWS} rows",
             seeds=seeds,
         )
 
@@ -175,33 +186,8 @@ def _mean_errors(
     return errors
 
 
-def _mean_leak(
-    evidence: Evidence,
-    view: PartyView,
-    seen: Float64[np.ndarray, "two columns"],
-    own: Float64[np.ndarray, "two columns"],
-    *,
-    rows: int,
-    seeds: int,
-) -> attack.Leak:
-    def error_saving(errors: Float64[np.ndarray, "two columns"]) -> float:
-        return float(1 - errors[0].sum() / errors[1].sum())
-
-    return attack.Leak(
-        attacker=evidence.config.primary.name,
-        about=view.name,
-        channel="aggregates",
-        measure="share of the squared error of known rows' means that is taken away; over columns",
-        value=error_saving(seen),
-        interval=attack.bootstrap_interval(
-            lambda chosen: error_saving(seen[:, chosen]), seen.shape[1]
-        ),
-        floor=max(error_saving(own), 0.0),
-        floor_is="the same from its own columns",
-        rows=rows,
-        known=f"the secondary's columns of {_KNOWN_ROWS} rows",
-        seeds=seeds,
-    )
+def _error_saving(errors: Float64[np.ndarray, "two columns"]) -> float:
+    return float(1 - errors[0].sum() / errors[1].sum())
 
 
 COLUMN_MEANS = attack.Attack("column-means", "columns", _column_means)

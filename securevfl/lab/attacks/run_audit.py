@@ -114,8 +114,6 @@ def audit_run(
 ) -> RunAudit:
     """Attack the recorded views of a run's parties, and write ``audit.json``.
 
-    A finished attack is not tried again: its file lies in ``attacks/`` of the run folder.
-
     Args:
         folder: Folder of a finished run.
         names: Names of attacks.
@@ -135,16 +133,14 @@ def audit_run(
     findings, not_tried = [], {}
     for number, name in enumerate(names, 1):
         tell(f"{number}/{len(names)} {name}")
-        made_from = [__version__, evidence.run, seeds, "" if other is None else other.run]
-        if name in TRAIN_ANEW:
-            made_from.append(0 if shadows is None else shadows.runs)
-        done = _done(folder, name, made_from)
-        if done is None:
-            done = {"made_from": made_from, **_attempt(attacks[name], evidence, seeds=seeds)}
-            files.write_json(folder / attack.FOLDER / f"{name}.json", done)
-        if done["missing"] is not None:
-            not_tried[name] = done["missing"]
-        findings += done["findings"]
+        begun = time.monotonic()
+        try:
+            leaks = list(attacks[name].findings(evidence, seeds))
+        except UnavailableError as error:
+            not_tried[name] = str(error)
+            continue
+        own = {"aim": attacks[name].aim, "seconds": round(time.monotonic() - begun, 2)}
+        findings += [{**leak.as_json(), **own, "attack": leak.attack or name} for leak in leaks]
     privacy = evidence.privacy
     audit = RunAudit(
         run=evidence.run,
@@ -164,25 +160,6 @@ def audit_run(
     )
     files.write_json(folder / AUDIT, audit.as_json())
     return audit
-
-
-def _attempt(candidate: attack.Attack, evidence: Evidence, *, seeds: int) -> dict[str, Any]:
-    """Return an attack's findings, or why it can't be tried."""
-    try:
-        leaks = attack.attempt(candidate, evidence, seeds=seeds)
-    except UnavailableError as error:
-        return {"missing": str(error), "findings": []}
-    findings = [{"aim": candidate.aim, **leak.as_json()} for leak in leaks]
-    return {"missing": None, "findings": findings}
-
-
-def _done(folder: Path, name: str, made_from: list[Any]) -> dict[str, Any] | None:
-    """Return an attack's saved findings on the same record with the same seeds, if any."""
-    path = folder / attack.FOLDER / f"{name}.json"
-    if not path.exists():
-        return None
-    saved = files.read_json(path)
-    return saved if saved.get("made_from") == made_from else None
 
 
 def _channel_findings(

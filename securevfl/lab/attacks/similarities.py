@@ -222,11 +222,10 @@ def _trilaterate(evidence: Evidence, seeds: int) -> Iterator[attack.Leak]:
     for view in evidence.secondaries.values():
         distances = _Distances(spec, evidence.coordinator, evidence.primary, view)
         known = min(2 * (distances.places[0].shape[1] + 1), len(distances.places[0]) // 2)
-        tried = [distances.guesses(known, seed=seed) for seed in range(seeds)]
+        tried = [distances.errors(known, seed=seed) for seed in range(seeds)]
         for about in (*names, view.name):
-            side = int(about == view.name)
-            wrong = np.concatenate([trial.wrong[side] for trial in tried])
-            trivial = np.concatenate([trial.trivial[side] for trial in tried])
+            of_about = [trial[int(about == view.name)] for trial in tried]
+            wrong, trivial = map(np.concatenate, zip(*of_about, strict=True))
             rows = len(wrong) // seeds
             near = _NEAR * LARGEST_UNIT
             value = float((wrong <= near).mean())
@@ -246,24 +245,6 @@ def _trilaterate(evidence: Evidence, seeds: int) -> Iterator[attack.Leak]:
                 seeds=seeds,
             )
         names = []
-
-
-class _Guesses:
-    """Errors of guesses of the primary's and a secondary's unknown keys."""
-
-    def __init__(
-        self, guesses: list[Places], right: list[Places], known: Int64[np.ndarray, " some"]
-    ) -> None:
-        taught = right[0][known]
-        unknown = [np.setdiff1d(np.arange(len(right[0])), known), np.arange(len(right[1]))]
-        pairs = [
-            (guess[left], true[left])
-            for guess, true, left in zip(guesses, right, unknown, strict=True)
-        ]
-        self.wrong = [np.linalg.norm(guess - true, axis=1) for guess, true in pairs]
-        self.trivial = [
-            np.linalg.norm(true[:, None] - taught, axis=2).min(axis=1) for _, true in pairs
-        ]
 
 
 class _Distances:
@@ -306,8 +287,13 @@ class _Distances:
             block = block.reshape(len(mine), len(theirs))[mine >= 0][:, theirs >= 0]
             self.squared[np.ix_(mine[mine >= 0], theirs[theirs >= 0])] = block
 
-    def guesses(self, known: int, *, seed: int) -> _Guesses:
-        """Place all keys from those of `known` rows."""
+    def errors(self, known: int, *, seed: int) -> list[tuple[Any, Any]]:
+        """Place all keys from those of `known` rows.
+
+        Returns:
+            For the primary's other keys, and for the secondary's: the errors of their places, and
+            of the nearest known key.
+        """
         order = np.random.default_rng(seed).permutation(len(self.places[0]))[:known]
         guesses = [np.full_like(place, np.nan) for place in self.places]
         taught = guesses[0][order] = self.places[0][order]
@@ -325,7 +311,14 @@ class _Distances:
             apart = (taught - guesses[0][order]).mean(axis=0)
             guesses = [guess + apart for guess in guesses]
         guesses = [np.where(np.isnan(guess), taught.mean(axis=0), guess) for guess in guesses]
-        return _Guesses(guesses, self.places, order)
+        unknown: list[Any] = [np.setdiff1d(np.arange(len(self.places[0])), order), slice(None)]
+        return [
+            (
+                np.linalg.norm((guess - true)[left], axis=1),
+                np.linalg.norm(true[left][:, None] - taught, axis=2).min(axis=1),
+            )
+            for guess, true, left in zip(guesses, self.places, unknown, strict=True)
+        ]
 
 
 def _place_keys(before: Places, *, by: Places, squared: Float64[np.ndarray, "by asked"]) -> Places:

@@ -63,7 +63,7 @@ from securevfl.linkage.spec import LinkedSecondary
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.models.tasks import TaskHead
-from securevfl.stages.class_means.class_labels import ClassLabels, LabelNoise, class_labels_of
+from securevfl.stages.class_means.class_labels import ClassLabels, class_labels_of
 from securevfl.stages.class_means.fitting import ClassMeansFitting
 from securevfl.stages.class_means.parties import (
     ClassMeansPrimary,
@@ -212,7 +212,7 @@ class _SumsStage:
             hidden.append(whole(sums))
             return hidden[-1]
 
-        class_labels = _with_noise(self._class_labels, record_sums)
+        class_labels = replace(self._class_labels, label_noise=record_sums)
         primary = config.primary.name
 
         def fit(name: str, class_means: ClassMeansFitting) -> None:
@@ -379,12 +379,6 @@ def _data(labels: Int64[np.ndarray, " rows"], *, classes: int) -> PrimaryData:
             validation=np.array([rows], dtype=np.int64),
             test=np.array([rows + 1], dtype=np.int64),
         ),
-    )
-
-
-def _with_noise(class_labels: ClassLabels, noise: LabelNoise) -> ClassLabels:
-    return ClassLabels(
-        bins_of_rows=class_labels.bins_of_rows, bins=class_labels.bins, label_noise=noise
     )
 
 

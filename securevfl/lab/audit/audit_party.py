@@ -20,7 +20,7 @@ from securevfl.core.errors import EncodingRangeError, PrivacyError, ProtocolErro
 from securevfl.federation.messages import RoundKind
 from securevfl.federation.over_star import PeersOverStar, serve, sum_from_secondary
 from securevfl.federation.rounds.exchanges import RoundExchange
-from securevfl.federation.rounds.secondary import Secondary, save_nothing
+from securevfl.federation.rounds.secondary import save_nothing
 from securevfl.federation.run_plan import RoundCounter
 from securevfl.federation.session import handshake
 from securevfl.federation.session.peers import Handlers, HandlerTable, M, Peers
@@ -99,32 +99,21 @@ def _contribute(
     rank: int,
     pinned: dict[str, str],
 ) -> None:
-    # Built before the first round, so that no round waits for it.
-    secondaries = [stage.secondary(rank, folder / identity.name) for stage in stages]
-    with contextlib.ExitStack() as ending:
-        for secondary in secondaries:
-            ending.callback(secondary.close)
-        _serve(transport, stages, secondaries, identity=identity, rank=rank, pinned=pinned)
-
-
-def _serve(
-    transport: SecondaryTransport,
-    stages: Sequence[AuditStage],
-    secondaries: Sequence[Secondary],
-    *,
-    identity: Identity,
-    rank: int,
-    pinned: dict[str, str],
-) -> None:
     config, deadline_s = stages[0].config, stages[0].settings.timeout_s
-    transport.connect(deadline_s)
-    key = SessionKey(session=transport.session, rank=rank, name=identity.name)
-    hello = handshake.hello(config, identity=identity, key=key, epochs=[])
-    transport.send(hello.to_message())
-    message = transport.receive(RoundKind.WELCOME, round_number=0, deadline_s=deadline_s)
-    _, pair_keys = handshake.open_welcome(config, message, key=key, pinned=pinned)
-    sum_to, masks = sum_from_secondary(transport, stages[0].plan, pair_keys, rank=rank)
-    try:
+    with contextlib.ExitStack() as ending:
+        secondaries = []
+        # Built before the first round, so that no round waits for it.
+        for stage in stages:
+            secondaries.append(stage.secondary(rank, folder / identity.name))
+            ending.callback(secondaries[-1].close)
+        transport.connect(deadline_s)
+        key = SessionKey(session=transport.session, rank=rank, name=identity.name)
+        hello = handshake.hello(config, identity=identity, key=key, epochs=[])
+        transport.send(hello.to_message())
+        message = transport.receive(RoundKind.WELCOME, round_number=0, deadline_s=deadline_s)
+        _, pair_keys = handshake.open_welcome(config, message, key=key, pinned=pinned)
+        sum_to, masks = sum_from_secondary(transport, stages[0].plan, pair_keys, rank=rank)
+        ending.callback(masks.close)
         for stage, secondary in zip(stages, secondaries, strict=True):
             serve(
                 secondary.handlers(save_nothing),
@@ -134,8 +123,6 @@ def _serve(
                 deadline_s=config.waits.work.for_primary_s,
                 follow_s=config.waits.answer.for_primary_s,
             )
-    finally:
-        masks.close()
 
 
 def main(arguments: Sequence[str]) -> None:

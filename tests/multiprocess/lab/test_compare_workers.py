@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +16,7 @@ from helpers.patience import PATIENCE_S
 
 from securevfl import read_federation
 from securevfl.lab.comparison import Comparison, compare_methods
-from securevfl.lab.one_run import (
-    LeftOut,
-    Recipe,
-    Run,
-    RunFailure,
-    RunObservers,
-    StudyContext,
-    StudyOptions,
-    Task,
-    WorkerProcesses,
-)
+from securevfl.lab.one_run import LeftOut, Recipe, Run, StudyOptions, Task, train_tasks
 from securevfl.lab.study_outputs import TableStore
 from securevfl.testing import write_federation
 
@@ -98,8 +87,6 @@ def test_failure_of_a_worker_is_told_and_the_others_go_on(
         )
         for method, seed in order
     ]
-    done: list[Run] = []
-    failed: list[tuple[Run, RunFailure]] = []
     killed: list[int | None] = []
 
     def kill(run: Run, event: Mapping[str, Any]) -> None:
@@ -108,18 +95,18 @@ def test_failure_of_a_worker_is_told_and_the_others_go_on(
                 killed.append(process.pid)
                 process.kill()
 
-    workers = WorkerProcesses(
-        StudyContext(folder=plan.folder, device="cpu", tables=store.by_digest), width=1
+    # One worker, so that runs begin one after the other.
+    monkeypatch.setattr(StudyOptions, "in_other_processes", True)
+    done, failed = train_tasks(
+        tasks,
+        folder=plan.folder,
+        device="cpu",
+        tables=store.by_digest,
+        options=StudyOptions(tell=kill),
     )
-    observers = RunObservers(
-        progress=kill,
-        done=lambda run, _: done.append(run),
-        failed=lambda run, why: failed.append((run, why)),
-    )
-    with closing(workers):
-        workers.train(tasks, observers)
-    assert done == [tasks[2].run]
-    assert failed == [(tasks[0].run, RunFailure(reason="its process ended with exit code -9"))]
+    assert list(done) == [tasks[2].run]
+    assert [failure.name for failure in failed.values()] == ["fet"]
+    assert failed["fet"].reason == "its process ended with exit code -9"
     assert len(killed) == 2
     assert not multiprocessing.active_children()
 

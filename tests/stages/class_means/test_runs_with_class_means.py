@@ -7,7 +7,6 @@ import tomllib
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 import pandas as pd
 import pytest
 import torch
@@ -20,8 +19,7 @@ import securevfl as sv
 from securevfl.config.reading import read_federation
 from securevfl.data.scaling import ColumnSettings
 from securevfl.dp.symbols import normal_scores
-from securevfl.federation.saved_model import FOLDER, load_model
-from securevfl.models.fitted_top import TiedTop
+from securevfl.federation.build import build_bottom
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation
@@ -121,34 +119,8 @@ def test_a_table_shows_what_a_run_with_class_means_spent_of_it(
     assert told["runs"][0]["epsilon"] == pytest.approx(50.0, rel=1e-6)
 
 
-def test_the_tied_top_is_exported(finished: Path, tmp_path: Path, capfd: Capture) -> None:
-    """Released class means and a base in, the class probabilities of the kept model out."""
-    run = finished / "run"
-    done = securevfl(capfd, "model", "export", run, "--out", tmp_path, "--json")
-    told = json.loads(done.out)["exported"]
-    assert [one["party"] for one in told] == ["agency", "bank-1", "bank-2"]
-    part = onnxruntime.InferenceSession(told[0]["path"])
-    assert [one.name for one in part.get_inputs()] == ["aggregate", "base"]
-
-    released = sv.features(run, data_root=finished)[list(SHARED)].to_numpy(
-        dtype=np.float32, copy=True
-    )
-    base = np.random.default_rng(0).normal(size=released.shape).astype(np.float32)
-    (found,) = part.run(None, {"aggregate": released[:, None], "base": base})
-    config = read_federation(run / "federation.toml")
-    model = load_model(run / "parties" / "agency" / FOLDER, config, party="agency")
-    top = TiedTop(width=3, outputs=3)
-    model.into(top)
-    assert model.primary is not None
-    with torch.no_grad():
-        added = top.correct(torch.from_numpy(released))
-        wanted = torch.softmax(torch.from_numpy(base) + model.primary.scale * added, dim=1)
-    assert float(top.own.detach().abs().max()) > 0
-    np.testing.assert_allclose(found, wanted.numpy(), atol=1e-5)
-
-
-def test_scores_have_names_and_are_exported(tmp_path: Path, capfd: Capture) -> None:
-    """Both halves as ONNX; what is released are M values, the mean scores of as many cells."""
+def test_scores_have_names(tmp_path: Path) -> None:
+    """What is released are M values, the mean scores of as many cells."""
     path = write_class_means(
         tmp_path,
         labels="randomised",
@@ -163,13 +135,6 @@ def test_scores_have_names_and_are_exported(tmp_path: Path, capfd: Capture) -> N
     config = read_federation(save_federation(tmp_path, source))
     tables, run = read_tables(config, tmp_path), tmp_path / "run"
     simulate_federation(config, tables, RunOptions(run_folder=run), with_alone=False)
-    done = securevfl(capfd, "model", "export", run, "--json")
-    assert done.code == 0, done.err
-    assert [one["party"] for one in json.loads(done.out)["exported"]] == [
-        "agency",
-        "bank-1",
-        "bank-2",
-    ]
     released = sv.features(run, data_root=tmp_path)["score"]
     about = released.attrs["securevfl"]
     assert about["noise_deviation"] is None
@@ -212,14 +177,14 @@ def test_tables_in_memory_vote_by_one_word() -> None:
     assert dealt.metrics["privacy"]["labels"]["mechanism"] == "shares"
 
 
-def test_an_encoder_that_reads_words_is_exported(tmp_path: Path, capfd: Capture) -> None:
+def test_a_saved_encoder_reads_words(tmp_path: Path) -> None:
     """It sends another number for a record with another word, and as many numbers as words."""
     draw = np.random.default_rng(0)
     word, ids = draw.integers(0, 3, 200), [f"id {number}" for number in range(200)]
     partner = pd.DataFrame({"id": ids, "x": draw.normal(size=200), "word": [f"w{w}" for w in word]})
     own = pd.DataFrame({"id": ids, "a": draw.normal(size=200), "y": word + draw.normal(size=200)})
     words = ColumnSettings(categories={"word": ["w0", "w1", "w2"]})
-    sv.simulate(
+    result = sv.simulate(
         [
             sv.data.from_frame(own, name="bank", key="id", label="y"),
             sv.data.from_frame(partner, name="bureau", key="id", columns=words),
@@ -233,13 +198,12 @@ def test_an_encoder_that_reads_words_is_exported(tmp_path: Path, capfd: Capture)
         with_alone=False,
         out=tmp_path / "run",
     )
-    done = securevfl(capfd, "model", "export", tmp_path / "run", "--out", tmp_path, "--json")
-    assert done.code == 0, done.err
-    path = next(
-        part["path"] for part in json.loads(done.out)["exported"] if part["party"] == "bureau"
-    )
-    part = onnxruntime.InferenceSession(path)
-    values = {"features": np.array([[[0.0, *row]] for row in np.eye(3)], dtype=np.float32)}
-    values |= {"present": np.ones((3, 1), dtype=np.bool_)}
-    (sent,) = part.run(None, {port.name: values[port.name] for port in part.get_inputs()})
-    assert len(np.unique(sent)) == 3
+    assert result.trained is not None
+    run = result.trained
+    party = run.config.party("bureau")
+    bottom = build_bottom(run.config, party, run.table(party))
+    run.model("bureau").into(bottom)
+    rows = torch.tensor([[[0.0, *row]] for row in np.eye(3).tolist()])
+    with torch.no_grad():
+        sent = bottom.eval()(rows, rows[..., :0], torch.ones((3, 1), dtype=torch.bool))
+    assert len(sent.unique()) == 3

@@ -1,8 +1,11 @@
 """``securevfl lab audit`` refuses impossible settings before any process starts."""
 
+from typing import Any
+
 import pytest
 from typer.testing import CliRunner
 
+from securevfl import AuditSettings
 from securevfl.core.errors import ConfigError
 from securevfl.lab.commands import app
 
@@ -11,13 +14,10 @@ from securevfl.lab.commands import app
     ("options", "message"),
     [
         (["--secondaries", "0"], "secondaries must be at least 1"),
-        (["--rounds", "1"], "rounds must be at least 2"),
         (["--noise-multiplier", "nan"], "noise_multiplier must be finite"),
         (["--noise-multiplier", "0.1"], "noise_multiplier must lie in"),
-        (["--clip-norm", "0"], "clip_norm must be finite and > 0"),
         (["--label-epsilon", "0.1"], "label_epsilon must lie in [0.5, 8]"),
         (["--label-epsilon", "nan"], "label_epsilon must lie in [0.5, 8]"),
-        (["--timeout", "-1"], "timeout_s must be finite and > 0"),
     ],
 )
 def test_impossible_settings_are_refused(options: list[str], message: str) -> None:
@@ -27,3 +27,17 @@ def test_impossible_settings_are_refused(options: list[str], message: str) -> No
     assert isinstance(result.exception, ConfigError)
     assert message in str(result.exception)
     assert result.exception.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rounds": 1}, "rounds must be at least 2"),
+        ({"clip_norm": 0.0}, "clip_norm must be finite and > 0"),
+        ({"timeout_s": -1.0}, "timeout_s must be finite and > 0"),
+    ],
+)
+def test_impossible_settings_of_python_are_refused(settings: dict[str, Any], message: str) -> None:
+    """Those that the command leaves at their defaults."""
+    with pytest.raises(ConfigError, match=message):
+        AuditSettings(**settings)

@@ -36,14 +36,12 @@ RUNS = {
     "mpc": ["fed.toml", "fed.toml"],
     "link": ["fed.toml"],
     "lab compare": ["fed.toml", "--methods", "alone"],
-    "lab sweep": ["fed.toml", "--set", "seed=0"],
 }
 """Commands that write a run or a study."""
 
 FOLDERS = {
     "identity create": ["fed.toml"],
     "identity provision": ["fed.toml", "--name", "agency"],
-    "model export": ["run"],
 }
 """Commands that write several files beside others."""
 

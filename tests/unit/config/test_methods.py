@@ -9,8 +9,8 @@ import pytest
 from securevfl import read_federation
 from securevfl.config.federation import FederationConfig
 from securevfl.core.errors import ConfigError
-from securevfl.lab.methods import baseline_settings, known_methods
-from securevfl.lab.one_run import method_adaptations, method_config
+from securevfl.lab.methods import baseline_settings, known_methods, method_source_of
+from securevfl.lab.one_run import method_config
 from securevfl.testing import save_federation, write_federation
 
 
@@ -83,13 +83,13 @@ def test_methods_adapt_to_a_file_that_was_written_for_another_family(tmp_path: P
         assert (own.linkage.choose, own.encoder) == ("rows", None)
         assert own.model.hidden == 6
         assert own.model.neighbours == (4 if name in ("fedsim", "avgsim") else 1)
-        notes = method_adaptations(config, name)
+        notes = method_source_of(config, name)[1]
         assert any("[encoder]" in note for note in notes)
         assert any(note.startswith("without release of [model]") for note in notes)
         assert any("one link" in note for note in notes) == (own.model.neighbours == 1)
     assert method_config(config, "fedsim").model.step == 4
     assert method_config(config, "fet").linkage.choose == "records"
-    assert method_adaptations(config, "fet") == method_adaptations(config, "solo") == ()
+    assert method_source_of(config, "fet")[1] == method_source_of(config, "solo")[1] == ()
 
 
 @pytest.mark.parametrize(

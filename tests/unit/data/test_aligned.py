@@ -15,8 +15,8 @@ from research.common.aligned.histopathology import load_histopathology
 from research.common.aligned.modelnet import load_modelnet
 from research.common.aligned.nuswide import load_nuswide
 from research.common.aligned.views import AlignedViews, scarce_rows
+from research.common.folder_tables import data_folder
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.lab.datasets import data_folder
 
 
 def views(rows: int = 40) -> AlignedViews:

@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from research.common.folder_tables import data_folder, load_folder
 from research.common.full_tables import load_full
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.lab.datasets import data_folder, load_builtin, load_folder, split_table, split_views
+from securevfl.lab.datasets import load_builtin, split_table, split_views
 
 
 def real_data() -> None:

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from helpers.nearest import nearest_codes, nearest_mixed, nearest_texts
 
+from research.common.folder_tables import data_folder
 from securevfl.core.errors import DataError
 from securevfl.data.keys_and_labels import read_key_table
 from securevfl.data.tables import KeyTable
-from securevfl.lab.datasets import data_folder
 from securevfl.lab.links_alone import link_quality
 from securevfl.linkage.metrics.metric import Field
 from securevfl.linkage.spec import LinkageSecret
@@ -103,5 +103,5 @@ def test_true_matches_of_febrl_are_found(way: str) -> None:
         record_entities=secondary.entities,
     )
 
-    assert quality.recall_at_1 is not None
-    assert quality.recall_at_1 >= 0.995
+    assert quality["recall_at_1"] is not None
+    assert quality["recall_at_1"] >= 0.995

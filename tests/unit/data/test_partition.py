@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import sklearn.datasets
 
+from research.common.linked_tables import split_pair
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.lab.datasets import split_pair, split_table, split_views
+from securevfl.lab.datasets import split_table, split_views
 
 X, Y = sklearn.datasets.load_digits(return_X_y=True)
 

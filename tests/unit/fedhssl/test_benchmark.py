@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from helpers.scripts import run_script
 
+from research.common.folder_tables import data_folder
 from research.fedhssl import tables
-from securevfl.lab.datasets import data_folder
 
 
 def lines(method: str, *values: float, **more: Any) -> list[dict[str, Any]]:

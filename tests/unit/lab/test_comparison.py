@@ -1,7 +1,6 @@
 """Methods side by side: equal to single runs, resumed, interrupted, and their figures."""
 
 import dataclasses
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,7 +22,7 @@ from securevfl.lab.comparison import (
     table_rows,
     write_comparison,
 )
-from securevfl.lab.methods import as_published_source, method_source_of
+from securevfl.lab.methods import method_source_of
 from securevfl.lab.one_run import LeftOut, Recipe, Run, StudyOptions, markdown, run_config
 from securevfl.runtime import primary_run
 from securevfl.testing import read_tables, run_in_process, write_federation
@@ -89,16 +88,15 @@ def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
     assert compare_methods(plan, StudyOptions(tell=pytest.fail)) == results
 
 
-@pytest.mark.parametrize("epoch", [1, 2])
-def test_interrupted_run_goes_on(epoch: int, tmp_path: Path) -> None:
-    """Cut off within an epoch: what was finished is kept, and the end is the same."""
+def test_an_interrupted_run_is_begun_again(tmp_path: Path) -> None:
+    """Cut off within a run: what was finished is kept, and the end is the same."""
     once = tmp_path / "once"
     once.mkdir()
     undisturbed = compare_methods(comparison(once, "solo", "fet", seeds=1))
     kept: list[Mapping[str, Any]] = []
 
     def tell(run: Run, event: Mapping[str, Any]) -> None:
-        if isinstance(event, EpochDone) and event.epoch == epoch:
+        if isinstance(event, EpochDone):
             raise KeyboardInterrupt
 
     plan = comparison(tmp_path, "solo", "fet", seeds=1)
@@ -108,7 +106,6 @@ def test_interrupted_run_goes_on(epoch: int, tmp_path: Path) -> None:
     results = compare_methods(plan)
     # The federation's name and data are the same; where it lies does not matter.
     assert without_times(results) == without_times(undisturbed)
-    assert results[1]["cpu_seconds"] is None
 
 
 def test_other_settings_or_tables_are_not_mixed(tmp_path: Path) -> None:
@@ -254,7 +251,7 @@ def test_a_defect_in_one_method_leaves_the_others_their_figures(
 
 
 def test_runs_with_noise_are_started_afresh(tmp_path: Path) -> None:
-    """What an interrupted one released would count twice; the whole run has its budget."""
+    """What an interrupted one released would count twice; the next has its whole budget."""
     privacy = {"noise_multiplier": 1.0, "delta": 1e-4, "encoder": "trained"}
 
     def tell(run: Run, event: Mapping[str, Any]) -> None:
@@ -295,7 +292,7 @@ def test_auto_is_the_family_that_validates_best(tmp_path: Path) -> None:
     results = compare_methods(plan)
     by_run = {(one["name"], one["seed"]): one for one in results}
     assert len(by_run) == len(results) == 16
-    for seed in plan.seed_numbers:
+    for seed in (3, 4, 5, 6):
         auto = by_run["auto", seed]
         asked = [by_run[name, seed] for name in ("fet", "wide")]
         best = max(asked, key=lambda one: one["validation"])
@@ -303,10 +300,10 @@ def test_auto_is_the_family_that_validates_best(tmp_path: Path) -> None:
         for figure in ("test", "validation", "family", "best_epoch", *METRICS):
             assert auto[figure] == best[figure]
         assert auto["cpu_seconds"] == sum(one["cpu_seconds"] for one in asked)
-    assert {by_run["auto", seed]["chosen"] for seed in plan.seed_numbers} == {"fet", "wide"}
+    assert {by_run["auto", seed]["chosen"] for seed in (3, 4, 5, 6)} == {"fet", "wide"}
     figures = summary(results, federation="x", task="multiclass")
     assert figures["methods"]["auto"]["chosen"] == [
-        by_run["auto", seed]["chosen"] for seed in plan.seed_numbers
+        by_run["auto", seed]["chosen"] for seed in (3, 4, 5, 6)
     ]
     assert "auto" in figures["differences"]["alone"]
 
@@ -347,7 +344,6 @@ def test_figures(tmp_path: Path) -> None:
     solo = figures["methods"]["solo"]
     assert (solo["mean"], solo["seeds"]) == (4.0, [3.0, 5.0])
     assert solo["std"] == pytest.approx(math.sqrt(2))
-    assert solo["samples_per_cpu_second"] == 100.0
     paired = figures["differences"]["fedsim"]["solo"]
     assert (paired["mean"], paired["seeds"]) == (0.5, [1.0, 0.0])
     assert paired["std"] == pytest.approx(math.sqrt(0.5))
@@ -438,19 +434,6 @@ def test_every_metric_is_in_the_figures(tmp_path: Path) -> None:
         summary(results, federation="made-up", task="regression", metric="auc")
 
 
-def test_results_without_all_metrics_are_refused(tmp_path: Path) -> None:
-    """Those of an earlier version are not mixed with new ones, and say where they lie."""
-    plan = comparison(tmp_path, "solo", seeds=1)
-    (result,) = compare_methods(plan)
-    assert set(result["test_metrics"]) > {"accuracy", "macro_f1", "macro_auc", "brier"}
-    assert result["test"] == result["test_metrics"]["accuracy"]
-    path = tmp_path / "out/runs/solo/seed-3/result.json"
-    del result["test_metrics"]
-    path.write_text(json.dumps(result))
-    with pytest.raises(ConfigError, match=r"result\.json: was written by another version.*--out"):
-        compare_methods(plan)
-
-
 def test_one_seed_has_no_deviation() -> None:
     """None, rather than a zero that looks like certainty."""
     figures = summary([made_up("fet", 0, 3.0)], federation="made-up", task="regression")
@@ -483,17 +466,15 @@ def test_methods_of_a_seed_begin_at_one_base(
             assert one[metrics] == again.metrics[metrics]
 
 
-@pytest.mark.parametrize("as_published", [False, True])
-def test_a_preset_trains_as_long_as_the_file_unless_its_own_length_is_asked_for(
-    tmp_path: Path, as_published: bool
+@pytest.mark.parametrize("own", [False, True])
+def test_a_preset_trains_as_long_as_the_file_unless_its_table_has_its_length(
+    tmp_path: Path, own: bool
 ) -> None:
     """Like is compared with like: a paper's hundred epochs are no method."""
-    config = read_federation(write_federation(tmp_path, **SMALL))
-    if as_published:
-        config = dataclasses.replace(
-            config, source=as_published_source(config.source, ["fet-paper"])
-        )
-    own, notes = method_source_of(config, "fet-paper")
-    length = own["training"]["epochs"], own["training"]["batch_size"]
-    assert length == ((100, 128) if as_published else (2, 32))
-    assert any("not the published epochs = 100" in note for note in notes) is not as_published
+    length = {"epochs": 100, "batch_size": 128, "patience": 100}
+    methods = {"fet-paper": length} if own else {}
+    config = read_federation(write_federation(tmp_path, **{**SMALL, "methods": methods}))
+    source, notes = method_source_of(config, "fet-paper")
+    trained = source["training"]["epochs"], source["training"]["batch_size"]
+    assert trained == ((100, 128) if own else (2, 32))
+    assert any("not the published epochs = 100" in note for note in notes) is not own

@@ -31,14 +31,15 @@ def test_compare_returns_its_table(tmp_path: Path) -> None:
     assert "folder" not in sv.compare(path, ["solo"], seeds=1)
 
 
-def test_sweep_takes_values_and_texts(tmp_path: Path) -> None:
+def test_settings_are_values_and_texts(tmp_path: Path) -> None:
     """Of a file that was read, too; without a folder nothing is kept."""
     path = write_federation(
         tmp_path, rows=60, secondaries=1, training={"epochs": 1, "batch_size": 32}
     )
     config = sv.read_federation(path)
-    figures = sv.sweep(config, {"model.hidden": [4], "seed": "3"}, data_root=tmp_path)
+    settings = {"model.hidden": [4], "model.dropout": "0.1,0.2"}
+    figures = sv.compare(config, settings=settings, seeds=1, data_root=tmp_path)
 
-    assert list(figures["points"]) == ["model.hidden=4"]
-    assert figures["seed_numbers"] == [3]
+    names = [f"model.hidden=4,model.dropout={rate}" for rate in (0.1, 0.2)]
+    assert list(figures["methods"]) == ["alone", *names]
     assert "folder" not in figures

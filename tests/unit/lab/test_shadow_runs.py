@@ -117,7 +117,6 @@ def test_a_model_that_remembers_is_found_out(
     assert area["about"] == ("agency" if unit == "rows" else "bank-1")
     assert told[-1] == f"{name}: shadow run 8 of 8"
     # Cut off before its end, it trains no run again that is done.
-    (run / "attacks" / f"{name}.json").unlink()
     assert audit_run(run, [name], shadows=shadows).findings[0]["value"] == 1.0
     assert len(trainings) == 8
 
@@ -129,7 +128,7 @@ def test_the_command_trains_on_the_tables_and_predicts_with_all_records(tmp_path
     command = ["audit", str(run), "--data-root", str(tmp_path), "--shadows", "8"]
     result = CliRunner().invoke(app, [*command, "--attacks", "shadow-records"])
     assert result.exit_code == 0, result.output
-    kept = read_json(run / "attacks" / "shadow-records.json")["findings"]
+    kept = read_json(run / "audit.json")["findings"]
     assert kept[0]["channel"] == "publication of the model"
     assert 0.3 < kept[0]["value"] < 0.7
     with pytest.raises(ConfigError, match="shadows must be at least 8, got 3"):

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from research.fedsim.delta import estimated_improvement, scaled_similarities
 from securevfl.core.errors import DataError
-from securevfl.lab.links_alone import estimated_improvement, scaled_similarities
 from securevfl.linkage.links import LinkTable
 
 # Distances 0 to 4 become similarities 1, 0.75, 0 and 0.5, 0.25, none.

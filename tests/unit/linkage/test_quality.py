@@ -17,16 +17,16 @@ def test_figures_without_truth() -> None:
     """Counts, ties and quantiles come from the links alone."""
     quality = link_quality(LINKS, num_records=5)
 
-    assert quality.rows_short == 2
-    assert quality.rows_without_links == 1
-    assert quality.tied_rows == 1
-    assert quality.records_used == 3
-    assert quality.most_used == (2, 2, 1, 0, 0)
-    assert quality.reduction_ratio == 1 - 5 / 20
-    assert quality.first_distance_quantiles["0.5"] == 2.0
-    assert quality.last_distance_quantiles["1"] == 4.0
-    assert quality.recall_at_1 is None
-    assert quality.rows_with_a_match is None
+    assert quality["rows_short"] == 2
+    assert quality["rows_without_links"] == 1
+    assert quality["tied_rows"] == 1
+    assert quality["records_used"] == 3
+    assert quality["most_used"] == [2, 2, 1, 0, 0]
+    assert quality["reduction_ratio"] == 1 - 5 / 20
+    assert quality["first_distance_quantiles"]["0.5"] == 2.0
+    assert quality["last_distance_quantiles"]["1"] == 4.0
+    assert quality["recall_at_1"] is None
+    assert quality["rows_with_a_match"] is None
 
 
 def test_recall_counts_rows_that_can_be_matched() -> None:
@@ -38,10 +38,10 @@ def test_recall_counts_rows_that_can_be_matched() -> None:
         record_entities=np.array([7, 5, 6, 8, 8]),
     )
 
-    assert quality.rows_with_a_match == 3
-    assert quality.recall_at_1 == pytest.approx(1 / 3)
-    assert quality.recall_at_k == pytest.approx(2 / 3)
-    assert quality.pairs_completeness == pytest.approx(2 / 4)
+    assert quality["rows_with_a_match"] == 3
+    assert quality["recall_at_1"] == pytest.approx(1 / 3)
+    assert quality["recall_at_k"] == pytest.approx(2 / 3)
+    assert quality["pairs_completeness"] == pytest.approx(2 / 4)
 
 
 def test_no_common_entity() -> None:
@@ -53,8 +53,8 @@ def test_no_common_entity() -> None:
         record_entities=np.arange(10, 15),
     )
 
-    assert quality.rows_with_a_match == 0
-    assert quality.recall_at_1 is None
+    assert quality["rows_with_a_match"] == 0
+    assert quality["recall_at_1"] is None
 
 
 def test_truth_must_fit() -> None:

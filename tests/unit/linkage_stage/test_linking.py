@@ -194,7 +194,7 @@ def test_quality_of_protected_links_needs_no_distances() -> None:
     quality = link_quality(
         hidden, num_records=40, primary_entities=entities, record_entities=np.arange(40)
     )
-    assert quality.rows_with_a_match == 40
+    assert quality["rows_with_a_match"] == 40
 
 
 def test_kept_links_of_something_else_are_refused(tmp_path: Path) -> None:

@@ -202,7 +202,7 @@ def test_early_stopping_goes_by_the_chosen_metric() -> None:
     for chosen in ("auc", "accuracy"):
         head = TaskHead(task="binary", chosen=chosen)
         config = BaselineConfig(epochs=40, patience=40, batch_size=50)
-        found[chosen] = fit_table(inputs, targets, head=head, config=config, seed=0, **rows).figures
+        found[chosen], _ = fit_table(inputs, targets, head=head, config=config, seed=0, **rows)
     auc, accuracy = found["auc"], found["accuracy"]
 
     assert auc.best_epoch != accuracy.best_epoch

@@ -13,8 +13,6 @@ from helpers.federations import FROZEN
 
 import securevfl as sv
 from securevfl.core.errors import ConfigError
-from securevfl.lab import contribution
-from securevfl.lab.contribution import CACHE
 from securevfl.runtime.run_folder import CONTRIBUTION
 from securevfl.testing import run_in_process, save_federation, write_federation
 
@@ -102,40 +100,18 @@ def test_blocks_say_what_everybody_is_worth(blocks: tuple[Path, sv.Contribution]
     assert twins[0] == pytest.approx(twins[1], rel=0.05)
 
 
-def test_what_was_trained_again_is_kept(
-    blocks: tuple[Path, sv.Contribution], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, first = blocks
-    kept = sorted((folder / "run" / "parties" / "agency" / CACHE).iterdir())
-    assert len(kept) == 2**4 - 2
-    kept[0].write_bytes(b"damaged")
-    trained: list[int] = []
-    whole = contribution.build_primary
-
-    def counted(*args: Any, **named: Any) -> Any:
-        trained.append(1)
-        return whole(*args, **named)
-
-    monkeypatch.setattr(contribution, "build_primary", counted)
-    second = sv.contribution(folder / "run", data_root=folder)
-
-    assert len(trained) == 1
-    assert second.as_json() == first.as_json()
-
-
-def test_the_command_writes_file_plot_and_report(
+def test_the_command_writes_file_and_report(
     blocks: tuple[Path, sv.Contribution], capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder, first = blocks
-    out, plot = folder / "run", folder / "worth.svg"
+    out = folder / "run"
     common = ("--data-root", folder)
-    ended = securevfl(capfd, "lab", "contribution", out, "--json", "--plot", plot, *common)
+    ended = securevfl(capfd, "lab", "contribution", out, "--json", *common)
 
     assert ended.code == 0
     told = json.loads(ended.out)
     assert told == first.as_json()
     assert json.loads((out / CONTRIBUTION).read_text()) == {"format": 1, **told}
-    assert plot.read_text().startswith("<svg")
     report = (out / "report.html").read_text()
     assert "What if a partner leaves" in report
     assert "twin-2" in report
@@ -144,10 +120,7 @@ def test_the_command_writes_file_plot_and_report(
     assert "this cost nothing" in shown.err
     assert "gone tomorrow" in shown.err
 
-    for wrong, why in (
-        (("--plot", folder / "worth.png"), "--plot"),
-        (("--permutations", "1"), "permutations"),
-    ):
+    for wrong, why in ((("--permutations", "1"), "permutations"),):
         refused = securevfl(capfd, "lab", "contribution", out, *common, *wrong)
         assert refused.code == 2
         assert why in refused.complaint

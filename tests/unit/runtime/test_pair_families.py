@@ -15,10 +15,9 @@ from securevfl.core.errors import PrivacyError
 from securevfl.desk.report.page import write_report
 from securevfl.federation.build import primary_data
 from securevfl.federation.run_plan import run_facts
-from securevfl.lab.pooled_methods import train_combined
+from securevfl.lab.pooled_methods import method_inputs
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
-from securevfl.models.alone.margins import BaselineConfig
 from securevfl.testing import read_tables, run_in_process, save_federation, write_federation
 
 FEDSIM = {"family": "fedsim", "neighbours": 4, "kernel": 2, "hidden": 8, "layer_width": 16}
@@ -129,16 +128,7 @@ def test_combine_reads_the_keys_whoever_else_does(tmp_path: Path, keys_as_featur
     spec = link_spec(config)
     primary = tables["agency"]
     split, _ = run_facts(config, primary)
-    linked = Linker(spec, keys_of(spec.keys, primary)).primary
-    data = primary_data(config, primary, split, linked, device=torch.device("cpu"))
-    secondaries = [tables["bank-1"], tables["bank-2"]]
-    fitted = train_combined(
-        config,
-        data,
-        primary=primary,
-        secondaries=secondaries,
-        features=[torch.from_numpy(table.features).float() for table in secondaries],
-        settings=BaselineConfig(epochs=1),
-    )
-    first = next(layer for layer in fitted.model.modules() if isinstance(layer, torch.nn.Linear))
-    assert first.in_features == 3 * 3 + 2
+    link = Linker(spec, keys_of(spec.keys, primary))
+    data = primary_data(config, primary, split, link.primary, device=torch.device("cpu"))
+    inputs = method_inputs(config, tables, "combine", data, link)
+    assert inputs.shape[1] == 3 * 3 + 2

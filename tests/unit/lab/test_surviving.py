@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from research.frontier.surviving import noise_a_number, partners_for_half, surviving_share
 from securevfl.dp import Privacy
 from securevfl.dp.events import Unit
 from securevfl.dp.gaussian import gaussian_noise_multiplier
 from securevfl.dp.release_plan import ReleasePlan
-from securevfl.lab.advice import noise_a_number, partners_for_half, rows_to_see, surviving_share
 
 UNITS = [unit.value for unit in Unit]
 
@@ -115,10 +115,3 @@ def test_no_number_of_partners_is_enough_where_each_brings_its_noise() -> None:
     of = plan(unit="entity", epsilon=1.0)
 
     assert partners_for_half(of, of.noise_share_std()) is None
-
-
-def test_rows_grow_as_the_share_falls() -> None:
-    """Four over the explained share, nearly: two standard errors of a small correlation."""
-    assert rows_to_see(1.0) == 396
-    assert rows_to_see(0.1) == 3996
-    assert rows_to_see(0.0) is None

@@ -1,4 +1,4 @@
-"""The command ``sweep``: its output, its files, Ctrl-C, and what it refuses."""
+"""``lab compare --set``: its output, its files, Ctrl-C, and what it refuses."""
 
 import json
 from pathlib import Path
@@ -24,8 +24,8 @@ def test_table_json_and_files(
 ) -> None:
     """Cut off, gone on with; one JSON object, the same in the folder; a plot; the table."""
     path, out = write_federation(tmp_path, **SMALL), tmp_path / "out"
-    command = ("lab", "sweep", path, "--set", "model.neighbours=1,40", "--set", "model.hidden=4,8")
-    command = (*command, "--out", out)
+    command = ("lab", "compare", path, "--set", "model.neighbours=1,40")
+    command = (*command, "--set", "model.hidden=4,8", "--seeds", 1, "--out", out)
 
     def stop(self: StudyProgress, run: Run, event: object) -> None:
         raise KeyboardInterrupt
@@ -38,24 +38,25 @@ def test_table_json_and_files(
     ended = securevfl(capfd, *command, "--json")
     assert (ended.code, "done 5/5" in ended.err) == (0, True)
     answer = json.loads(ended.out)
-    assert json.loads((out / "sweep.json").read_text()) == answer
-    plot = (out / "sweep.svg").read_text()
-    for text in ("model.neighbours", "hidden=4", "hidden=8", "alone", ">40<"):
+    assert json.loads((out / "comparison.json").read_text()) == answer
+    plot = (out / "comparison.svg").read_text()
+    for text in ("model.neighbours=40,model.hidden=4", "alone"):
         assert text in plot
     shown = securevfl(capfd, *command)
     assert shown.code == 0
-    for text in ("neighbours", "hidden", "alone", "best on validation rows: model.neighbours = "):
+    for text in ("alone", "validation", "best on validation rows: model.neighbours="):
         assert text in shown.out
-    best = answer["points"][answer["best"]]
+    best = answer["methods"][answer["best"]]
     assert f"with {best['validation']:.4f} there and {best['mean']:.4f} on test rows" in " ".join(
         shown.out.split()
     )
-    assert best["validation"] == max(one["validation"] for one in answer["points"].values())
+    tried = [one for one in answer["methods"].values() if "settings" in one]
+    assert best["validation"] == max(one["validation"] for one in tried)
     assert "released nothing" not in shown.out
 
 
 def test_runs_with_a_promise_say_what_it_does_not_cover(tmp_path: Path, capfd: Capture) -> None:
-    """Epsilon stands in the table; that a choice is a function of the tables, beneath it."""
+    """Epsilon stands in the names; that a choice is a function of the tables, beneath it."""
     privacy = {
         "mechanism": "gaussian",
         "encoder": "frozen",
@@ -71,7 +72,8 @@ def test_runs_with_a_promise_say_what_it_does_not_cover(tmp_path: Path, capfd: C
     )
     path.write_text(text)
     ended = securevfl(
-        capfd, "lab", "sweep", path, "--set", "privacy.epsilon=4.0,8.0", "--out", tmp_path / "out"
+        *(capfd, "lab", "compare", path, "--set", "privacy.epsilon=4.0,8.0", "--seeds", 1),
+        *("--out", tmp_path / "out"),
     )
     assert ended.code == 0, ended.err
     assert "epsilon" in ended.out
@@ -98,7 +100,7 @@ def test_wrong_input_is_one_line(
 ) -> None:
     """Exit code 2, before anything trains."""
     path = write_federation(tmp_path, **SMALL)
-    ended = securevfl(capfd, "lab", "sweep", path, "--out", tmp_path / "out", *arguments)
+    ended = securevfl(capfd, "lab", "compare", path, "--out", tmp_path / "out", *arguments)
     assert ended.code == 2
     for part in parts:
         assert part in ended.complaint

@@ -1,4 +1,4 @@
-"""``securevfl model``: exports of a run's models and releases for other programs."""
+"""``securevfl model``: what a run released, as a table for other programs."""
 
 import json
 import sys
@@ -7,51 +7,10 @@ from typing import Annotated
 
 import typer
 
-from securevfl.core.command_line import AsJson, DataRoot, RunFederation, RunFolder
+from securevfl.core.command_line import AsJson, DataRoot, RunFederation
 from securevfl.core.memory import loading
 
-app = typer.Typer(no_args_is_help=True, help="Export a run's model, or its released embeddings.")
-
-
-@app.command()
-def export(
-    run: RunFolder,
-    party: Annotated[
-        str | None,
-        typer.Option("--party", metavar="NAME", help="This party's part alone; default: all."),
-    ] = None,
-    kind: Annotated[str, typer.Option("--format", help="onnx or torchscript.")] = "onnx",
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", metavar="DIR", help="Folder for the files; default: parties/NAME/export."
-        ),
-    ] = None,
-    federation: RunFederation = None,
-    as_json: AsJson = False,
-) -> None:
-    """Export each party's saved model as ONNX or TorchScript, checked against torch.
-
-    A secondary's file gives representations of single records before noise: it is NOT private.
-    """
-    with loading():
-        from securevfl.exporting.export import NOT_PRIVATE, export_run
-        from securevfl.runtime.run_folder import federation_of_run
-
-    config = federation_of_run(run, federation)
-    exported = export_run(config, run, party=party, kind=kind, out=out)
-    if any(part.role == "secondary" for part in exported):
-        print(f"securevfl: {NOT_PRIVATE}", file=sys.stderr)
-    if as_json:
-        print(json.dumps({"format": kind, "exported": [part.as_json() for part in exported]}))
-        return
-    for part in exported:
-        print(
-            f"securevfl: {part.party}: differs from torch by at most {part.difference:.2g} "
-            f"(allowed: {part.allowed:.2g})",
-            file=sys.stderr,
-        )
-        print(part.path)
+app = typer.Typer(no_args_is_help=True, help="Read a run's released embeddings.")
 
 
 @app.command()
