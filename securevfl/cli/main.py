@@ -14,15 +14,16 @@ import typer
 from typer.core import TyperGroup
 
 from securevfl.cli.run import app as run_app
-from securevfl.cli.start import app as start_app
 from securevfl.core import interrupts, logs
 from securevfl.core.errors import SecureVflError, missing_extra, of_this_machine
+from securevfl.desk import setup_commands
 from securevfl.desk.budget_command import app as budget_app
 from securevfl.desk.identity_command import app as identity_app
 from securevfl.desk.ledger_command import app as ledger_app
+from securevfl.desk.run_commands import app as use_app
 from securevfl.exporting.model_commands import app as model_app
 from securevfl.lab.commands import app as lab_app
-from securevfl.lab.commands import link_app
+from securevfl.lab.commands import demo_app, link_app
 from securevfl.serving.serve_command import app as serve_app
 from securevfl.version import __version__
 
@@ -91,8 +92,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 # In the order of ``--help``; each command names its panel there.
-app.add_typer(start_app)
+app.add_typer(demo_app)
+app.add_typer(setup_commands.app)
 app.add_typer(run_app)
+app.add_typer(use_app)
 app.add_typer(serve_app)
 app.add_typer(model_app, name="model", rich_help_panel="Run")
 app.add_typer(link_app)
@@ -105,6 +108,14 @@ _LAST_STREAM = 2
 _INTERRUPTED = 130
 # What a shell says of other tools whose reader went away: 128 and the number of SIGPIPE.
 _UNREAD = 141
+
+
+def _register_methods() -> None:
+    """Register the section that comparisons read."""
+    import securevfl.lab.methods  # noqa: F401
+
+
+setup_commands.REGISTRATIONS.append(_register_methods)
 
 
 def _version(show: bool) -> bool:

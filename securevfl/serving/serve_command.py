@@ -60,7 +60,6 @@ def serve(
     require_extra("fastapi", "uvicorn", "prometheus_client", use="securevfl serve")
     with loading():
         from securevfl.core.shown_progress import RunProgress
-        from securevfl.models.task_metrics import metrics_of
         from securevfl.runtime.run_folder import federation_of_run
         from securevfl.runtime.trained_run import trained_run
         from securevfl.serving.guard import token_of
@@ -87,14 +86,12 @@ def serve(
         data_root=data_root,
         device=device,
     )
-    federated = trained.config
     token = token_of(token_file, folder=run) if with_token else None
     logging.basicConfig(format="securevfl: %(asctime)s %(message)s", stream=sys.stderr)
     LOG.setLevel(logging.INFO)
-    metric = metrics_of(federated.federation.task, federated.training.metric)[0].name
     with (
         listening_socket(host, port) as listener,
-        RunProgress(metric=metric) as progress,
+        RunProgress(metric=trained.config.metric) as progress,
         open_model(trained, observe=progress, without_lost=without_lost) as model,
     ):
         shown, (address, taken) = f"[{host}]" if ":" in host else host, listener.getsockname()[:2]

@@ -1,8 +1,9 @@
-"""The commands before a first run: ``demo``, ``init``, ``columns`` and ``check``."""
+"""The commands before a first run: ``init``, ``columns`` and ``check``."""
 
 import dataclasses
 import json
 import sys
+from collections.abc import Callable
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -13,14 +14,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from securevfl.core.command_line import AsJson, FederationFile, FileDataRoot, Out, say
+from securevfl.core.command_line import AsJson, FederationFile, FileDataRoot
 from securevfl.core.errors import ConfigError, ProtocolError
 from securevfl.core.memory import loading
+from securevfl.desk.printing import say
 
 if TYPE_CHECKING:
     from securevfl.desk.setup.proposal import Proposal
 
 app = typer.Typer()
+
+REGISTRATIONS: Final[list[Callable[[], None]]] = []
+"""Functions that register sections of the federation file which no run reads."""
 
 _PANEL: Final = "Start"
 
@@ -58,38 +63,6 @@ _Reading = Annotated[
         "dates=%d.%m.%Y. PARTY.NAME=VALUE for one table alone.",
     ),
 ]
-
-
-@app.command(rich_help_panel=_PANEL)
-def demo(
-    out: Out = None,
-    seed: Annotated[int, typer.Option(help="Seed of the split, of models and of shuffling.")] = 0,
-    as_json: AsJson = False,
-) -> None:
-    """Train on handwritten digits with five parties, one process each."""
-    with loading():
-        from securevfl.cli.results import print_results, train_and_report
-        from securevfl.config.reading import parse_federation
-        from securevfl.core import files
-        from securevfl.lab import datasets
-        from securevfl.runtime.run_folder import run_folder_for
-
-    source = datasets.demo_federation(seed=seed)
-    config = parse_federation(source, file="demo")
-    folder = run_folder_for(config, out)
-    files.require_writable_folder(folder)
-    tables = datasets.digits_tables(seed=seed)
-    datasets.write_tables(tables, folder / "tables")
-    metrics = train_and_report(
-        config,
-        folder,
-        simulated=False,
-        data_root=folder,
-        extra_figures=lambda: datasets.demo_baselines(
-            source, tables, tell=partial(print, file=sys.stderr)
-        ),
-    )
-    print_results(metrics, folder, as_json=as_json)
 
 
 @app.command(rich_help_panel=_PANEL)
@@ -392,10 +365,10 @@ def check(
         _check_peers(federation, name, identity, listen, wait_s, root, as_json=as_json)
         return
     with loading():
-        # It registers the section that comparisons read.
-        import securevfl.lab.methods  # noqa: F401
-        from securevfl.cli.check_output import print_check
+        for register in REGISTRATIONS:
+            register()
         from securevfl.desk.setup.check import check_federation
+        from securevfl.desk.setup.check_output import print_check
 
     show = partial(print, file=sys.stderr, flush=True)
     checked = check_federation(federation, name=name, data_root=data_root, show=show)

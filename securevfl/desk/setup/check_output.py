@@ -9,7 +9,7 @@ from rich.text import Text
 
 from securevfl.config.disclosure import coverage
 from securevfl.config.federation import FederationConfig
-from securevfl.core.command_line import say
+from securevfl.desk.printing import say
 from securevfl.desk.setup.check import Check
 from securevfl.desk.setup.party_check import PartyCheck
 
