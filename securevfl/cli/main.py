@@ -100,7 +100,7 @@ app.add_typer(serve_app)
 app.add_typer(model_app, name="model", rich_help_panel="Run")
 app.add_typer(link_app)
 app.add_typer(ledger_app, name="ledger", rich_help_panel="Check and audit")
-app.add_typer(budget_app, name="budget", rich_help_panel="Check and audit")
+app.add_typer(budget_app)
 app.add_typer(identity_app, name="identity", rich_help_panel="Keys and identities")
 app.add_typer(lab_app, name="lab", rich_help_panel="Experiments")
 

@@ -280,9 +280,6 @@ def _digest(source: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-# What a federation file says about linking, as the linking stage takes it.
-
-
 def key_spec(config: FederationConfig) -> KeySpec:
     """Return which keys are compared, and how."""
     linkage = config.linkage

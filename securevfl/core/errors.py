@@ -195,7 +195,6 @@ EXTRAS: Final = {
     "openpyxl": "excel",
     "fastapi": "serve",
     "uvicorn": "serve",
-    "prometheus_client": "serve",
     "onnx": "export",
     "onnxruntime": "export",
     "pytorch_optimizer": "lamb",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 from rich.console import Console
@@ -98,8 +98,8 @@ def init(
         typer.Option("--truth", metavar="COLUMN", help="A column with the true matches."),
     ] = None,
     task: Annotated[
-        str | None,
-        typer.Option("--task", help="regression, binary or multiclass. Default: by the label."),
+        Literal["regression", "binary", "multiclass"] | None,
+        typer.Option("--task", help="Kind of the label. Default: by its values."),
     ] = None,
     positive: Annotated[
         str | None,
@@ -133,7 +133,6 @@ def init(
     """Write a federation file from tables, with a reason for every choice."""
     with loading():
         from securevfl.core import checks, files
-        from securevfl.core.conventions import TASKS
         from securevfl.desk.setup.init import declared_by_options, own_files, propose_file
         from securevfl.desk.setup.proposal import Wishes
 
@@ -147,13 +146,11 @@ def init(
     files.output_path(out, read, endings=[".toml"])
     require_free(out, "--out ")
     checks.positive(epsilon=epsilon)
-    if task is not None and task not in TASKS:
-        raise ConfigError(f"--task: must be one of {', '.join(TASKS)}; got {task!r}")
     wishes = Wishes(
         label=label,
         keys=tuple(key or ()),
         truth=truth,
-        task=None if task is None else TASKS[task],
+        task=task,
         positive=positive,
         epsilon=epsilon,
         bounds_from_data=bounds_from_data,
@@ -199,15 +196,13 @@ def _print_proposal(proposal: "Proposal", out: Path) -> None:
     tell(f"task: {proposal.task} ({proposal.task_reason})")
     if proposal.positive_in_words:
         tell(proposal.positive_in_words)
-    for name, served in proposal.served.items():
-        tell(f"links: of {name}, {served.in_words()}")
-        if (warning := served.warning(name)) is not None:
-            warn(warning)
+    for name, links in proposal.links.items():
+        tell(f"links of {name}: {links.in_words()}")
     for doubt in proposal.doubts:
         warn(f"warning: {doubt}")
-    tell(f"epsilon {proposal.epsilon:g}, delta {proposal.delta:g}: check has the sentence")
+    tell(f"epsilon {proposal.wishes.epsilon:g}, delta {proposal.delta:g}: check has the sentence")
     console.print(f"written: {out}", highlight=False, soft_wrap=True)
-    if proposal.bounds_from_data:
+    if proposal.wishes.bounds_from_data:
         warn(
             "some ranges, words and gaps were taken from the records: they are rounded, the file "
             "shows them to every party, and epsilon does not cover them"
@@ -243,17 +238,11 @@ def columns(
     Partners give the list to securevfl init by --columns.
     """
     with loading():
-        import dataclasses
-
         from securevfl.core import files
         from securevfl.data.sources.settings import file_behind
         from securevfl.desk.setup.init import declared_by_options, look_at, warnings_of
-        from securevfl.desk.setup.proposal import table_in_use
-        from securevfl.desk.setup.proposed_columns import (
-            excluded_because,
-            require_columns,
-            write_column_list,
-        )
+        from securevfl.desk.setup.proposal import declared_uses, table_in_use
+        from securevfl.desk.setup.proposed_columns import require_columns, write_column_list
 
     declared = declared_by_options(bounds, words, missing, exclude, reading, tables=[table])
     described = look_at(table, declared=declared, root=table.parent)
@@ -266,38 +255,19 @@ def columns(
     write_column_list(described, out)
     console = Console()
     console.print(f"{out}: {len(described.columns)} columns of {described.name}", highlight=False)
-    left_out = {
-        column.name: why
-        for column in described.columns
-        if (why := excluded_because(column)) is not None
-    }
-    undeclared = [
-        column.name
-        for column in described.columns
-        if column.name not in left_out
-        and column.kind in ("number", "words", "date")
-        and column.bounds is None
-        and column.words is None
-    ]
-    for name, why in left_out.items():
-        say(console, "", f"{name}: no feature: {why}")
+    uses = declared_uses(described)
+    for use in uses:
+        if use.use == "excluded":
+            say(console, "", f"{use.column.name}: no feature: {use.why}")
     for key in described.columns:
         if key.form is not None and key.form.texts:
             say(console, "", f"{key.name}: as a key of the form {' or '.join(key.form.texts)}")
-    gaps = [
-        column.name
-        for column in described.columns
-        if column.name not in left_out
-        and column.inferred is not None
-        and column.inferred.missing
-        and not column.may_be_missing
-    ]
-    if gaps:
+    if gaps := [use.column.name for use in uses if use.gaps_open]:
         text = f"values are missing in {', '.join(gaps)}: say so by --missing, or fill them in"
         say(console, "", text)
     for doubt in doubts:
         say(console, "warning: ", doubt, style="yellow")
-    if undeclared:
+    if undeclared := [use.column.name for use in uses if use.open]:
         text = (
             f"nothing is declared of: {', '.join(undeclared)}. Of those that become features, a "
             f"promise needs bounds (--bounds) or words (--words); keys need none."

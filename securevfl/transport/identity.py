@@ -335,7 +335,7 @@ def provision(
 
     Writes ``out/NAME/identity.key``, ``identity.pem`` and ``trust/*.pem`` (all parties'
     certificates) for each name. The caller sees all private keys; organisations that do not trust
-    one another each run :func:`provision_one` and exchange certificates.
+    one another each run :func:`own_identity` and exchange certificates.
 
     Args:
         names: All parties.
@@ -371,29 +371,14 @@ def own_identity(
 ) -> Identity:
     """Create one organisation's identity in ``folder``, which the private key never leaves.
 
+    The organisation sends ``identity.pem`` to the others and gives theirs to :func:`trust`.
+
     Raises:
         ConfigError: If a key exists already.
     """
     identity = Identity.create(name, valid_days=valid_days, hosts=hosts)
     identity.trusting({name: identity.certificate}).save(folder)
     return identity
-
-
-def provision_one(
-    name: str,
-    out: Path,
-    *,
-    valid_days: float = DEFAULT_VALID_DAYS,
-    hosts: Sequence[str] = (),
-) -> str:
-    """Create one organisation's identity in ``out/NAME``, which the private key never leaves.
-
-    The organisation sends ``identity.pem`` to the others and gives theirs to :func:`trust`.
-
-    Returns:
-        The text that the federation file pins as ``identity``.
-    """
-    return own_identity(name, out / name, valid_days=valid_days, hosts=hosts).public_text
 
 
 def trust(folder: Path, name: str, certificate_file: Path, *, replace: bool = False) -> str:

@@ -71,7 +71,7 @@ def _head(proposal: Proposal) -> str:
 def _federation(proposal: Proposal) -> str:
     return _lines(
         "[federation]",
-        f"name = {toml_value(proposal.name)}",
+        f"name = {toml_value(proposal.wishes.name)}",
         f"task = {toml_value(proposal.task)}{_aside(proposal.task_reason)}",
     )
 
@@ -144,7 +144,7 @@ def _privacy(proposal: Proposal, chosen: Mapping[str, Any]) -> str:
     return _lines(
         _comment("What this promises, in a sentence to sign: securevfl check FED.toml."),
         "[privacy]",
-        f"epsilon = {float(proposal.epsilon)!r}",
+        f"epsilon = {float(proposal.wishes.epsilon)!r}",
         f"delta = {proposal.delta:g}" + _aside("well below 1 over the records of a table"),
         _setting(chosen, "encoder", "made before training; each row is released once"),
         _comment(
@@ -153,22 +153,8 @@ def _privacy(proposal: Proposal, chosen: Mapping[str, Any]) -> str:
             "refuse it."
         ),
         'unit = "secondary-record"',
-        *_served_comment(proposal),
         _setting(chosen, "links_per_record", "one record moves one row at most"),
     )
-
-
-def _served_comment(proposal: Proposal) -> list[str]:
-    """Return the comment on how many rows a record serves, if the file may tell it."""
-    if not proposal.bounds_from_data or not proposal.served:
-        return []
-    notes = [
-        f"Of {name}, {served_rows.in_words()}." for name, served_rows in proposal.served.items()
-    ]
-    if any(served_rows.few for served_rows in proposal.served.values()):
-        notes.append(f"{check.WHAT_MORE_COSTS}.")
-    notes.append("Taken from the keys (--bounds-from-data); epsilon does not cover it.")
-    return [_comment(" ".join(notes))]
 
 
 def _protection(proposal: Proposal) -> list[str]:
@@ -185,8 +171,10 @@ def _protection(proposal: Proposal) -> list[str]:
 
 def _linkage(proposal: Proposal, chosen: Mapping[str, Any]) -> str:
     truth = []
-    if proposal.truth is not None:
-        truth = [f"truth = {toml_value(proposal.truth)}" + _aside("for the quality of links")]
+    if proposal.wishes.truth is not None:
+        truth = [
+            f"truth = {toml_value(proposal.wishes.truth)}" + _aside("for the quality of links")
+        ]
     return _lines(
         *(_comment(f"Keys: {reason}.") for reason in proposal.keys.reasons),
         *_protection(proposal),
@@ -219,10 +207,10 @@ def _party(proposal: Proposal, number: int) -> str:
         data, reading = [f"data = {toml_value(_own_file(table))}{_aside('says where it lies')}"], []
     lines += [*data, *reading, f"key = {toml_value(proposal.keys.columns[table.name])}"]
     if not number:
-        lines.append(f"label = {toml_value(proposal.label)}")
-        if proposal.positive is not None:
+        lines.append(f"label = {toml_value(proposal.wishes.label)}")
+        if proposal.wishes.positive is not None:
             lines.append(
-                f"positive = {toml_value(proposal.positive)}"
+                f"positive = {toml_value(proposal.wishes.positive)}"
                 + _aside("what probabilities are about")
             )
     excluded = [use for use in uses if use.use == "excluded"]
@@ -277,7 +265,7 @@ def _declarations(proposal: Proposal, party: str) -> list[str]:
                 f"them in, or exclude the columns"
             )
         ]
-    if proposal.bounds_from_data:
+    if proposal.wishes.bounds_from_data:
         lines += [_comment(FROM_RECORDS)]
     lines.append("[party.bounds]" + _aside("values outside are cut off"))
     lines += [line for use in features if (line := _bounds(use)) is not None]
@@ -437,7 +425,7 @@ def _with_doubts(proposal: Proposal) -> Proposal:
         in_use = table_in_use(
             table,
             key=proposal.keys.columns[table.name],
-            label=proposal.label if primary else None,
+            label=proposal.wishes.label if primary else None,
             task=proposal.task if primary else None,
         )
         if in_use is None:
@@ -484,18 +472,12 @@ def _with_links(proposal: Proposal, root: Path) -> Proposal:
     if there and all(check.one_is_right(spec, first, own) is not None for own in there):
         proposal = replace(proposal, keys=replace(proposal.keys, neighbours=1))
         config = _parse(federation_text(proposal))
-        spec = link_spec(config)
-    served = {own.name: check.rows_served(spec, first, own) for own in there}
+    links = {}
     for own in there:
         with contextlib.suppress(SecureVflError):  # check names it
-            doubts += check.expected_links(config, first, own).doubts
-    return replace(
-        proposal,
-        served={
-            name: served_rows for name, served_rows in served.items() if served_rows is not None
-        },
-        doubts=tuple(doubts),
-    )
+            links[own.name] = check.expected_links(config, first, own)
+            doubts += links[own.name].warnings(config)
+    return replace(proposal, links=links, doubts=tuple(doubts))
 
 
 def _better_spelling(

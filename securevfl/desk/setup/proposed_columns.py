@@ -54,8 +54,8 @@ LIST_FORMAT: Final = "securevfl-columns-1"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Column:
-    """One column of a table, or of a partner's list."""
+class ListedColumn:
+    """A column as a list for partners describes it."""
 
     name: str
     """Its name."""
@@ -63,14 +63,11 @@ class Column:
     kind: Held
     """Kind of content."""
 
-    bounds: Bounds | None = None
+    bounds: tuple[float | str, ...] | None = None
     """Declared least and largest value, never taken from records; dates as texts."""
 
     words: tuple[str, ...] | None = None
     """Declared words, never taken from records."""
-
-    declared_by: str = ""
-    """Origin of the bounds or words, in words."""
 
     excluded: bool = False
     """True if the owner says that the column is no feature."""
@@ -78,19 +75,34 @@ class Column:
     may_be_missing: bool = False
     """True if the owner says that values may be missing."""
 
-    inferred: ColumnKind | None = None
-    """Kind inferred from the records; None if the table is not on this machine."""
-
-    values: "pd.Series[Any] | None" = None
-
-    form: KeyForm | None = None
-    """Form of its values, where the column may be a key and its values are many."""
-
     no_feature: str = ""
     """Reason why the column is no feature, as its owner's list gives it."""
 
     unit: str = ""
     """Sign behind its numbers, such as ``%``."""
+
+    form: KeyForm | None = None
+    """Form of its values, where the column may be a key and its values are many."""
+
+    @property
+    def listed(self) -> dict[str, Any]:
+        """What a list has of the column, by name."""
+        return {known.name: getattr(self, known.name) for known in fields(ListedColumn)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Column(ListedColumn):
+    """One column of a table, or of a partner's list."""
+
+    bounds: Bounds | None = None
+
+    declared_by: str = ""
+    """Origin of the bounds or words, in words."""
+
+    inferred: ColumnKind | None = None
+    """Kind inferred from the records; None if the table is not on this machine."""
+
+    values: "pd.Series[Any] | None" = None
 
     @property
     def one_each(self) -> bool:
@@ -362,21 +374,6 @@ def _matches(patterns: Sequence[str], column: str) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ListedColumn:
-    """A column as a list for partners describes it."""
-
-    name: str
-    kind: Held
-    bounds: tuple[float | str, ...] | None = None
-    words: tuple[str, ...] | None = None
-    excluded: bool = False
-    may_be_missing: bool = False
-    no_feature: str = ""
-    unit: str = ""
-    form: KeyForm | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ColumnList:
     """A table's card: its columns, from which partners propose a federation file."""
 
@@ -435,10 +432,7 @@ def write_column_list(table: Table, path: Path) -> None:
     """
     columns = []
     for column in table.columns:
-        values = {
-            data_field.name: getattr(column, data_field.name) for data_field in fields(ListedColumn)
-        }
-        values["no_feature"] = excluded_because(column) or ""
+        values = {**column.listed, "no_feature": excluded_because(column) or ""}
         if column.form is not None:
             form = asdict(column.form).items()
             values["form"] = {name: value for name, value in form if value or name == "texts"}
@@ -473,16 +467,11 @@ def read_column_list(path: Path) -> Table:
         listed = read_settings(ColumnList, content, where="list")
         columns = tuple(
             Column(
-                name=column.name,
-                kind=column.kind,
-                bounds=None if column.bounds is None else checked_bounds(column.bounds),
-                words=column.words,
+                **{
+                    **column.listed,
+                    "bounds": None if column.bounds is None else checked_bounds(column.bounds),
+                },
                 declared_by="as the party's column list declares",
-                excluded=column.excluded,
-                may_be_missing=column.may_be_missing,
-                no_feature=column.no_feature,
-                unit=column.unit,
-                form=column.form,
             )
             for column in listed.columns
         )
