@@ -3,8 +3,8 @@
 Commands import what they need when they run: ``securevfl budget`` must not wait for torch.
 """
 
-import dataclasses
 import io
+import json
 import os
 import sys
 from pathlib import Path
@@ -60,22 +60,8 @@ def _arguments(ctx: Any) -> set[str]:
 
 def _setting(name: str) -> str | None:
     """Return a setting's name with its section, such as ``training.epochs``, or None."""
-    # Loaded here: it takes longer than all commands together.
-    from securevfl.config.linkage import LinkageSettings
-    from securevfl.config.sections import FederationSettings, RuntimeSettings, TrainingSettings
-    from securevfl.dp.privacy import Privacy
-    from securevfl.models.registry import FAMILIES
-
-    sections: dict[str, list[Any]] = {
-        "training": [TrainingSettings],
-        "privacy": [Privacy],
-        "federation": [FederationSettings],
-        "linkage": [LinkageSettings],
-        "runtime": [RuntimeSettings],
-        "model": [family.settings_class for family in FAMILIES.values()],
-    }
-    for section, classes in sections.items():
-        if any(name in {field.name for field in dataclasses.fields(cls)} for cls in classes):
+    for section, table in json.loads(setup_commands.schema_text())["properties"].items():
+        if any(name in choice.get("properties", {}) for choice in table.get("anyOf", [table])):
             return f"{section}.{name}"
     return None
 

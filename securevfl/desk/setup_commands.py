@@ -29,6 +29,12 @@ REGISTRATIONS: Final[list[Callable[[], None]]] = []
 
 _PANEL: Final = "Start"
 
+
+def _show(text: str) -> None:
+    """Print what is run, or takes long, on standard error."""
+    print(text, file=sys.stderr, flush=True)
+
+
 _Bounds = Annotated[
     list[str] | None,
     typer.Option(
@@ -160,7 +166,13 @@ def init(
     here = [path for path in (primary, *secondaries) if path.suffix != ".json"]
     declared = declared_by_options(bounds, words, missing, exclude, reading, tables=here)
     proposal, text = propose_file(
-        primary, secondaries, lists or [], wishes=wishes, declared=declared, root=out.parent
+        primary,
+        secondaries,
+        lists or [],
+        wishes=wishes,
+        declared=declared,
+        root=out.parent,
+        show=_show,
     )
     own = {out.parent / file: content for file, content in own_files(proposal).items()}
     for file in own:
@@ -245,7 +257,7 @@ def columns(
         from securevfl.desk.setup.proposed_columns import require_columns, write_column_list
 
     declared = declared_by_options(bounds, words, missing, exclude, reading, tables=[table])
-    described = look_at(table, declared=declared, root=table.parent)
+    described = look_at(table, declared=declared, root=table.parent, show=_show)
     require_columns([described], declared)
     files.output_path(out, [table, file_behind(table)], endings=[".json"])
     if name is not None:
@@ -275,11 +287,16 @@ def columns(
         console.print(Text(text))
 
 
+def schema_text() -> str:
+    """Return the JSON Schema of federation files."""
+    schema = resources.files("securevfl.config") / "federation-file.schema.json"
+    return schema.read_text(encoding="utf-8")
+
+
 def _print_schema(wanted: bool) -> bool:
     """Print the JSON Schema of the federation file, and end."""
     if wanted:
-        schema = resources.files("securevfl.config") / "federation-file.schema.json"
-        print(schema.read_text(encoding="utf-8"), end="")
+        print(schema_text(), end="")
         raise typer.Exit
     return wanted
 
@@ -340,8 +357,7 @@ def check(
         from securevfl.desk.setup.check import check_federation
         from securevfl.desk.setup.check_output import print_check
 
-    show = partial(print, file=sys.stderr, flush=True)
-    checked = check_federation(federation, name=name, data_root=data_root, show=show)
+    checked = check_federation(federation, name=name, data_root=data_root, show=_show)
     if as_json:
         print(json.dumps(checked.as_json()))
     else:

@@ -165,13 +165,23 @@ class ExpectedLinks:
         return warnings
 
 
-def expected_links(config: FederationConfig, primary: KeyTable, own: KeyTable) -> ExpectedLinks:
+LARGE_LINKAGE: Final = 200_000
+"""Rows and records together from which linking is announced."""
+
+
+def expected_links(
+    config: FederationConfig,
+    primary: KeyTable,
+    own: KeyTable,
+    show: Callable[[str], None] = ignore_note,
+) -> ExpectedLinks:
     """Link one secondary as a run would, or a sample if that would take long.
 
     Args:
         config: The federation file.
         primary: The primary's keys.
         own: The secondary's.
+        show: Receives a line about a linkage that may take long.
 
     Raises:
         DataError: If the tables can't be linked.
@@ -183,6 +193,8 @@ def expected_links(config: FederationConfig, primary: KeyTable, own: KeyTable) -
     # A run counts rows with a record, whatever a secret sample holds.
     spec = dataclasses.replace(spec, choice=dataclasses.replace(spec.choice, sampling_rate=1.0))
     rows, records = primary.num_rows, own.num_rows
+    if rows + records >= LARGE_LINKAGE:
+        show(f"linking {own.name}: {rows:,} rows, {records:,} records")
     better = better_spelling(spec.keys, primary, own)
     mine, theirs = primary, own
     if not spec.keys.metric.quick and rows * records > _MOST_PAIRS:
@@ -377,7 +389,7 @@ def check_federation(
         path: The federation file.
         name: Party whose table is on this machine; None: all tables are.
         data_root: Where relative paths start; default: next to the file.
-        show: Receives each database's query before it is run.
+        show: Receives each database's query before it is run, and what takes long.
 
     Raises:
         ConfigError: If ``name`` is no party of the file.
@@ -416,7 +428,7 @@ def check_federation(
         check.warnings += party_check.warnings
     check.problems += _left_open(path, {party_check.party.name for party_check in check.parties})
     if check.config is not None:
-        _see_the_run(check, check.config)
+        _see_the_run(check, check.config, show)
     return check
 
 
@@ -445,7 +457,7 @@ def _what_is_unsure(mended: set[str]) -> bool:
     )
 
 
-def _see_the_run(check: Check, config: FederationConfig) -> None:
+def _see_the_run(check: Check, config: FederationConfig, show: Callable[[str], None]) -> None:
     check.warnings = [*warnings_about(config), *check.warnings]
     try:
         require_helpers(config)
@@ -453,7 +465,7 @@ def _see_the_run(check: Check, config: FederationConfig) -> None:
         check.warnings.append(f"{error} (between processes; simulate does without)")
     by_name = {party_check.party.name: party_check for party_check in check.parties}
     primary = by_name.get(config.primary.name)
-    _link(check, config, primary, by_name)
+    _link(check, config, primary, by_name, show)
     _plan(check, config, primary)
 
 
@@ -462,6 +474,7 @@ def _link(
     config: FederationConfig,
     primary: PartyCheck | None,
     by_name: Mapping[str, PartyCheck],
+    show: Callable[[str], None],
 ) -> None:
     if primary is None or primary.keys is None:
         for party in config.secondaries:
@@ -474,7 +487,7 @@ def _link(
         if own is None or own.keys is None or own.keys.num_rows < config.model.neighbours:
             continue
         try:
-            links = expected_links(config, primary.keys, own.keys)
+            links = expected_links(config, primary.keys, own.keys, show)
         except SecureVflError as error:
             check.problems.append(str(error))
             continue

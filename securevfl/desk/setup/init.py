@@ -3,7 +3,7 @@
 import contextlib
 import textwrap
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Any, Final
@@ -17,7 +17,7 @@ from securevfl.core.errors import ConfigError, DataError, SecureVflError
 from securevfl.core.formatting import toml_key, toml_text, toml_value
 from securevfl.core.settings import read_settings
 from securevfl.data.doubts import TableInUse, ask
-from securevfl.data.sources.read import holds_cells, read_frame, with_dates
+from securevfl.data.sources.read import holds_cells, ignore_note, read_frame, with_dates
 from securevfl.data.sources.settings import (
     SOURCE_SUFFIX,
     Reading,
@@ -28,6 +28,7 @@ from securevfl.data.sources.settings import (
 )
 from securevfl.data.tables import KeyTable, default_validation_fraction
 from securevfl.desk.setup import check, proposed_columns, spelling
+from securevfl.desk.setup.party_check import announce_reading
 from securevfl.desk.setup.proposal import ColumnUse, Proposal, Wishes, propose, table_in_use
 from securevfl.linkage.metrics.metric import KeySpec
 from securevfl.linkage.stage.party_keys import read_keys
@@ -323,7 +324,11 @@ def _plain(text: str) -> str:
 
 
 def look_at(
-    path: Path, *, declared: proposed_columns.Declared, root: Path
+    path: Path,
+    *,
+    declared: proposed_columns.Declared,
+    root: Path,
+    show: Callable[[str], None] = ignore_note,
 ) -> proposed_columns.Table:
     """Read a table on this machine and describe its columns.
 
@@ -331,6 +336,7 @@ def look_at(
         path: The table.
         declared: The user's declarations of columns.
         root: Folder at which the federation file's relative paths start.
+        show: Receives a line about a table that takes long to read.
 
     Raises:
         DataError: If it can't be read.
@@ -339,6 +345,7 @@ def look_at(
     if is_source_file(path) and not path.resolve().is_relative_to(root.resolve()):
         raise DataError(f"{where}: must lie below the folder of --out, {root}; copy it there")
     reading, wanted = declared.reading_of(name), Wanted(words=declared.words)
+    announce_reading(path, name, show)
     try:
         frame = read_frame(path, where=where, reading=reading, wanted=wanted)
     except DataError as error:
@@ -372,6 +379,7 @@ def propose_file(
     wishes: Wishes,
     declared: proposed_columns.Declared,
     root: Path,
+    show: Callable[[str], None] = ignore_note,
 ) -> tuple[Proposal, str]:
     """Propose a federation; return it with its file's text.
 
@@ -382,6 +390,7 @@ def propose_file(
         wishes: The user's requests.
         declared: The user's declarations of columns.
         root: Folder at which the file's relative paths start.
+        show: Receives a line about each step that may take long.
 
     Raises:
         ConfigError: If nothing can be proposed.
@@ -397,7 +406,7 @@ def propose_file(
     tables = [
         proposed_columns.with_declared(proposed_columns.read_column_list(path), declared)
         if path.suffix == ".json"
-        else look_at(path, declared=declared, root=root)
+        else look_at(path, declared=declared, root=root, show=show)
         for path in (primary, *secondaries, *lists)
     ]
     require_own_tables(
@@ -407,7 +416,7 @@ def propose_file(
     )
     proposed_columns.require_columns(tables, declared)
     proposal = propose(_with_names_that_differ(tables), wishes)
-    proposal = _with_links(_with_doubts(proposal), root)
+    proposal = _with_links(_with_doubts(proposal), root, show)
     text = federation_text(proposal)
     _parse(text)
     return proposal, text
@@ -449,7 +458,7 @@ def warnings_of(table: TableInUse, name: str) -> tuple[str, ...]:
     return warning
 
 
-def _with_links(proposal: Proposal, root: Path) -> Proposal:
+def _with_links(proposal: Proposal, root: Path, show: Callable[[str], None]) -> Proposal:
     """Return a proposal with figures of links between the tables on this machine."""
     config = _parse(federation_text(proposal))
     keys = _keys(proposal, config, root)
@@ -475,7 +484,7 @@ def _with_links(proposal: Proposal, root: Path) -> Proposal:
     links = {}
     for own in there:
         with contextlib.suppress(SecureVflError):  # check names it
-            links[own.name] = check.expected_links(config, first, own)
+            links[own.name] = check.expected_links(config, first, own, show)
             doubts += links[own.name].warnings(config)
     return replace(proposal, links=links, doubts=tuple(doubts))
 

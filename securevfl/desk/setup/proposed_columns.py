@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from securevfl.core import checks, files
-from securevfl.core.column_names import meaning_of, names_one_person
+from securevfl.core.column_names import BIRTH, ONE_PERSON, meaning_of, words_of
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.settings import read_settings
 from securevfl.data.cells import day_number, share_with_zone, texts_of
@@ -46,6 +46,12 @@ _DATE_FORMS: Final = tuple(
     for time in ("", " %H:%M", " %H:%M:%S")
 )
 _LIKE_A_DATE: Final = r"\s*(\d{1,2}[./-]\d{1,2}[./-]\d{4}|\d{4}[./]\d{1,2}[./]\d{1,2})( .*)?"
+
+# Names of things, not of people.
+_THINGS: Final = frozenset(
+    {"product", "item", "brand", "model", "plan", "file", "column", "event", "campaign", "shop"}
+    | {"store", "channel", "category", "type", "class", "species", "station", "sensor"}
+)
 
 T = TypeVar("T")
 
@@ -383,6 +389,24 @@ class ColumnList:
     reading: Reading = AS_IT_IS
     delta: float | None = None
     columns: tuple[ListedColumn, ...]
+
+
+def names_one_person(name: str, kind: str) -> bool:
+    """Return whether a column's name suggests that it identifies a person, so is no feature.
+
+    Args:
+        name: The column's name.
+        kind: The column's kind of values. Numbers and truth values are no names, and a weight at
+            birth is no birth date.
+    """
+    words = set(words_of(name))
+    if kind == "boolean" or words & _THINGS:
+        return False
+    if kind == "number":
+        return bool(words & {"dob", "birthdate", "geburtsdatum"}) or {"birth", "date"} <= words
+    if words & BIRTH and not words & ONE_PERSON:
+        return kind in ("date", "text", "unusable")
+    return bool(words & ONE_PERSON)
 
 
 def excluded_because(column: Column) -> str | None:

@@ -9,7 +9,8 @@ import pytest
 from helpers.command_line import securevfl
 
 from securevfl import read_federation
-from securevfl.core.column_names import meaning_of, names_one_person
+from securevfl.core.column_names import meaning_of
+from securevfl.desk.setup.proposed_columns import names_one_person
 
 Capture = pytest.CaptureFixture[str]
 ROWS = 240
