@@ -33,7 +33,7 @@ _SpokenEvent = (
     | progress.LinkedRowsCounted
     | progress.RowsAligned
 )
-"""Events that a sentence tells, on a terminal too."""
+"""Events that are shown as a sentence, on a terminal too."""
 
 
 class _Count(ProgressColumn):
