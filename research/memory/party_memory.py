@@ -38,7 +38,10 @@ from securevfl.config.reading import parse_federation
 from securevfl.runtime.launching import train_in_processes
 from securevfl.runtime.run_options import RunOptions
 
-_PARTY = "with loading(): import securevfl.cli.main, securevfl.cli.results, securevfl.runtime.party"
+_PARTY = (
+    "with loading(): "
+    "import securevfl.cli.main, securevfl.desk.command_results, securevfl.runtime.party"
+)
 LOADED = {
     "torch alone": "import torch",
     "torch and CrypTen": "import securevfl.mpc.crypten_bridge",

@@ -9,7 +9,7 @@ def main() -> None:
     with loading():
         # What a party with a table loads in any case; the rest each loads for itself. Nothing here
         # is used by name, and tests/architecture/test_loading.py sees that it is loaded.
-        import securevfl.cli.results
+        import securevfl.desk.command_results
         import securevfl.runtime.primary_party
         import securevfl.runtime.run_tables
         import securevfl.runtime.secondary_party  # noqa: F401

@@ -3,8 +3,8 @@
 Commands import what they need when they run: ``securevfl budget`` must not wait for torch.
 """
 
-import dataclasses
 import io
+import json
 import os
 import sys
 from pathlib import Path
@@ -14,15 +14,16 @@ import typer
 from typer.core import TyperGroup
 
 from securevfl.cli.run import app as run_app
-from securevfl.cli.start import app as start_app
 from securevfl.core import interrupts, logs
 from securevfl.core.errors import SecureVflError, missing_extra, of_this_machine
+from securevfl.desk import setup_commands
 from securevfl.desk.budget_command import app as budget_app
 from securevfl.desk.identity_command import app as identity_app
 from securevfl.desk.ledger_command import app as ledger_app
 from securevfl.desk.model_command import app as model_app
+from securevfl.desk.run_commands import app as use_app
 from securevfl.lab.commands import app as lab_app
-from securevfl.lab.commands import link_app
+from securevfl.lab.commands import demo_app, link_app
 from securevfl.serving.serve_command import app as serve_app
 from securevfl.version import __version__
 
@@ -59,22 +60,8 @@ def _arguments(ctx: Any) -> set[str]:
 
 def _setting(name: str) -> str | None:
     """Return a setting's name with its section, such as ``training.epochs``, or None."""
-    # Loaded here: it takes longer than all commands together.
-    from securevfl.config.linkage import LinkageSettings
-    from securevfl.config.sections import FederationSettings, RuntimeSettings, TrainingSettings
-    from securevfl.dp.privacy import Privacy
-    from securevfl.models.registry import FAMILIES
-
-    sections: dict[str, list[Any]] = {
-        "training": [TrainingSettings],
-        "privacy": [Privacy],
-        "federation": [FederationSettings],
-        "linkage": [LinkageSettings],
-        "runtime": [RuntimeSettings],
-        "model": [family.settings_class for family in FAMILIES.values()],
-    }
-    for section, classes in sections.items():
-        if any(name in {field.name for field in dataclasses.fields(cls)} for cls in classes):
+    for section, table in json.loads(setup_commands.schema_text())["properties"].items():
+        if any(name in choice.get("properties", {}) for choice in table.get("anyOf", [table])):
             return f"{section}.{name}"
     return None
 
@@ -91,13 +78,15 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 # In the order of ``--help``; each command names its panel there.
-app.add_typer(start_app)
+app.add_typer(demo_app)
+app.add_typer(setup_commands.app)
 app.add_typer(run_app)
+app.add_typer(use_app)
 app.add_typer(serve_app)
 app.add_typer(model_app, name="model", rich_help_panel="Run")
 app.add_typer(link_app)
 app.add_typer(ledger_app, name="ledger", rich_help_panel="Check and audit")
-app.add_typer(budget_app, name="budget", rich_help_panel="Check and audit")
+app.add_typer(budget_app)
 app.add_typer(identity_app, name="identity", rich_help_panel="Keys and identities")
 app.add_typer(lab_app, name="lab", rich_help_panel="Experiments")
 
@@ -105,6 +94,14 @@ _LAST_STREAM = 2
 _INTERRUPTED = 130
 # What a shell says of other tools whose reader went away: 128 and the number of SIGPIPE.
 _UNREAD = 141
+
+
+def _register_methods() -> None:
+    """Register the section that comparisons read."""
+    import securevfl.lab.methods  # noqa: F401
+
+
+setup_commands.REGISTRATIONS.append(_register_methods)
 
 
 def _version(show: bool) -> bool:

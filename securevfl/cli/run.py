@@ -1,4 +1,4 @@
-"""The commands that run a federation or use a run: from ``simulate`` to ``report``.
+"""The commands that run a federation: ``simulate``, ``train``, ``party`` and ``mpc``.
 
 ``party`` is started once for each party, so what one role alone needs is imported where it is used.
 """
@@ -55,8 +55,8 @@ def _training_command(name: str, help_text: str, *, simulated: bool) -> None:
         as_json: given.AsJson = False,
     ) -> None:
         with loading():
-            from securevfl.cli import results
             from securevfl.config.reading import read_federation
+            from securevfl.desk import command_results as results
             from securevfl.runtime.run_folder import run_folder_for
 
         config = read_federation(federation)
@@ -232,17 +232,20 @@ def party(
 def _run_to_the_end(job: "PartyJob", *, as_json: bool) -> None:
     """Run a party's process to the end, and report the outcome to its launcher or its user."""
     with loading():
-        from securevfl.cli import results
         from securevfl.core.progress import event_fields
         from securevfl.core.shown_progress import RunProgress
+        from securevfl.desk import command_results as results
+        from securevfl.desk.printing import wrap_text
         from securevfl.launch.child import is_launched
         from securevfl.launch.child import report as report_to_launcher
         from securevfl.runtime.launching import OUTCOME_EVENT, run_party
         from securevfl.runtime.predictions import Predictions
         from securevfl.runtime.run_folder import RunFigures, write_figures
+        from securevfl.runtime.run_options import warnings_about
 
-    results.warn(job.config)
-    with RunProgress(metric=results.metric_name(job.config)) as progress:
+    for warning in warnings_about(job.config):
+        print(wrap_text(f"securevfl: warning: {warning}"), file=sys.stderr)
+    with RunProgress(metric=job.config.metric) as progress:
 
         def observe(event: "ProgressEvent") -> None:
             report_to_launcher(event.EVENT, **event_fields(event))
@@ -303,77 +306,3 @@ def mpc(
     for name, result in results.items():
         print(f"{name}: {json.dumps(result)}")
     print(f"securevfl: logs and results: {folder}", file=sys.stderr)
-
-
-@app.command(rich_help_panel=_PANEL)
-def predict(
-    run: given.RunFolder,
-    rows: Annotated[
-        Path, typer.Option("--rows", help="New rows of the primary: columns as in training.")
-    ],
-    out: Annotated[Path, typer.Option("--out", help="Where the predictions go, as CSV.")] = Path(
-        "predictions.csv"
-    ),
-    id_column: Annotated[
-        str | None,
-        typer.Option("--id", help="Column that names rows; default: their numbers from 1 on."),
-    ] = None,
-    without: Annotated[
-        str | None,
-        typer.Option("--without", metavar="NAME[,NAME]", help="Secondaries that are absent."),
-    ] = None,
-    federation: given.Federation = None,
-    identity: given.Identity = None,
-    listen: given.Listen = None,
-    data_root: given.DataRoot = None,
-    device: given.Device = "cpu",
-    as_json: given.AsJson = False,
-) -> None:
-    """Predict new rows with the model of a run; every party's ledger is charged."""
-    with loading():
-        from securevfl.cli.results import metric_name, print_predictions
-        from securevfl.core import files
-        from securevfl.core.shown_progress import RunProgress
-        from securevfl.desk.report.secondary_page import least_left, write_secondary_pages
-        from securevfl.runtime.run_folder import federation_of_run
-        from securevfl.runtime.trained_run import predict as predict_rows
-
-    config = federation_of_run(run, federation)
-    files.output_path(out, [] if federation is None else [federation])
-    if not rows.exists():
-        raise ConfigError(f"--rows: there is no file {rows}")
-    before = least_left(run, config)
-    with RunProgress(metric=metric_name(config)) as progress:
-        predictions = predict_rows(
-            run,
-            rows,
-            out=out,
-            federation=config,
-            id_column=id_column,
-            without=[name.strip() for name in without.split(",")] if without else [],
-            identity=identity,
-            listen=listen,
-            data_root=data_root,
-            device=device,
-            observe=progress,
-        )
-    left = least_left(run, config)
-    print_predictions(predictions, out, before=before, left=left, as_json=as_json)
-    # What was spent stands on the pages of the secondaries of this machine.
-    write_secondary_pages(run)
-
-
-@app.command(rich_help_panel="Check and audit")
-def report(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
-    as_json: given.AsJson = False,
-) -> None:
-    """Write a run's self-contained HTML report."""
-    with loading():
-        from securevfl.desk.report.page import write_report
-        from securevfl.desk.report.secondary_page import write_secondary_pages
-
-    # A run folder on a secondary's own machine has no figures of the run.
-    own = [] if (run / "metrics.json").exists() else write_secondary_pages(run)
-    path = own[-1] if own else write_report(run)
-    print(json.dumps({"report": str(path)}) if as_json else path)

@@ -21,6 +21,7 @@ from securevfl.linkage import spec
 from securevfl.linkage.metrics.metric import KeySpec
 from securevfl.linkage.stage.linkage_parts import METRICS, PROTECTIONS
 from securevfl.models.family import AnyFamily, FamilySettings, PretrainingSettings
+from securevfl.models.task_metrics import metrics_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +124,11 @@ class FederationConfig:
                 return party
         names = ", ".join(party.name for party in self.parties)
         raise ConfigError(f"party {name!r}: is not in the federation file, which has {names}")
+
+    @property
+    def metric(self) -> str:
+        """Name of the metric that training optimises."""
+        return metrics_of(self.federation.task, self.training.metric)[0].name
 
     @property
     def learning_rate(self) -> float:
@@ -272,9 +278,6 @@ def _without_places(source: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _digest(source: Mapping[str, Any]) -> str:
     text = json.dumps(source, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-# What a federation file says about linking, as the linking stage takes it.
 
 
 def key_spec(config: FederationConfig) -> KeySpec:

@@ -1,6 +1,7 @@
-"""Presets of ``[model]``, and ``model.top``: settings that stand for several others.
+"""Presets of ``[model]``, as papers write, and ``model.top``: settings that stand for others.
 
-A family's own ``top``, as that of ``fet``, names one of its networks, and is read by the family.
+``model.top`` may be an estimator, for any family with frozen encoders. A family's own ``top``, as
+that of ``fet``, names one of its networks, and is read by the family.
 
 A preset fills in what a file leaves out, in ``[model]``, ``[training]``, ``[base]`` and
 ``[pretraining]``, and without noise ``privacy.clip_norm``. Comparisons know each as a method of its
@@ -20,9 +21,6 @@ from securevfl.dp.privacy import Privacy
 from securevfl.models.alone.margins import Named
 from securevfl.models.family import AnyFamily, FamilySettings, Preset, PretrainingSettings
 from securevfl.models.registry import FAMILIES, family_named
-
-# ``top`` of ``[model]`` where it is an estimator, which any family with frozen encoders may
-# have.
 
 _OWN: Final = f"{OWN}: "
 _CORRECTING: Final = ("tied", "mixed")
@@ -72,9 +70,6 @@ def top_source(top: Any) -> str:
         return top
     names = '"boosting", "linear", "tied", "mixed"'
     return f"{_OWN}{describe_estimator(top, f'top: must be {names}')}"
-
-
-# Presets of ``[model]``: the settings by which a family is what its paper writes.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

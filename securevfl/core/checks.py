@@ -95,18 +95,12 @@ closed_unit: Final = NumberCheck("lie in [0, 1]", {"minimum": 0, "maximum": 1})
 
 def at_least(minimum: float, **values: float) -> None:
     """Check that every named value is finite and >= ``minimum``."""
-    _number(**values)
-    for name, value in values.items():
-        if not (math.isfinite(value) and value >= minimum):
-            raise ConfigError(f"{name} must be at least {minimum}, got {value!r}")
+    NumberCheck(f"be at least {minimum}", {"minimum": minimum})(**values)
 
 
 def at_most(maximum: float, **values: float) -> None:
-    """Refuse numbers above ``maximum``."""
-    _number(**values)
-    for name, value in values.items():
-        if value > maximum:
-            raise ConfigError(f"{name} must be at most {maximum:g}, got {value!r}")
+    """Check that every named value is finite and <= ``maximum``."""
+    NumberCheck(f"be at most {maximum:g}", {"maximum": maximum})(**values)
 
 
 def whole(**values: object) -> None:

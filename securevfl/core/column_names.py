@@ -44,32 +44,21 @@ _NUMBERED: Final = frozenset(
 )
 _NUMBER: Final = frozenset({"number", "num", "no", "nr", "nummer"})
 _ROW_NUMBERS: Final = frozenset({"index", "unnamed", "row"})
-# Words for what identifies or locates one person.
-_ONE_PERSON: Final = frozenset(
+ONE_PERSON: Final = frozenset(
     {"name", "surname", "firstname", "lastname", "fullname", "forename", "street", "address"}
     | {"vorname", "nachname", "familienname", "anschrift", "adresse", "strasse"}
 )
-_BIRTH: Final = frozenset({"birth", "dob", "birthday", "birthdate", "born", "geburtsdatum"})
+"""Words for what identifies or locates one person."""
+
+BIRTH: Final = frozenset({"birth", "dob", "birthday", "birthdate", "born", "geburtsdatum"})
+"""Words for a date of birth."""
+
 # Words for what many people share.
 _OF_MANY: Final = frozenset(
     {"suburb", "city", "town", "village", "postcode", "postal", "zip", "zipcode", "plz", "company"}
 )
-_PERSON: Final = _ONE_PERSON | _BIRTH | _OF_MANY | {"given", "family"}
+_PERSON: Final = ONE_PERSON | BIRTH | _OF_MANY | {"given", "family"}
 _TIME: Final = frozenset({"time", "timestamp", "datetime", "zeit", "zeitpunkt", "zeitstempel"})
-# Names of things, not of people.
-_THINGS: Final = frozenset(
-    {"product", "item", "brand", "model", "plan", "file", "column", "event", "campaign", "shop"}
-    | {"store", "channel", "category", "type", "class", "species", "station", "sensor"}
-)
-_DIGITS: Final = _BIRTH | {"postcode", "postal", "zip", "zipcode", "plz"}
-_FILLERS: Final = frozenset({"key", "full"})
-
-
-def canonical(name: str) -> str:
-    """Return a canonical name, equal for the names that two parties may give to one column."""
-    words = [word for word in words_of(name) if word not in _FILLERS] or words_of(name)
-    meaning = meaning_of(name)
-    return meaning if meaning in ("longitude", "latitude") else "_".join(words)
 
 
 def meaning_of(name: str) -> Meaning:
@@ -94,29 +83,6 @@ def _numbers_something(words: list[str]) -> bool:
     if not stems:
         return False
     return stems[-1] in _IDENTITY or (len(stems) < len(words) and stems[-1] in _NUMBERED)
-
-
-def names_one_person(name: str, kind: str) -> bool:
-    """Return whether a column's name suggests that it identifies a person, so is no feature.
-
-    Args:
-        name: The column's name.
-        kind: The column's kind of values. Numbers and truth values are no names, and a weight at
-            birth is no birth date.
-    """
-    words = set(words_of(name))
-    if kind == "boolean" or words & _THINGS:
-        return False
-    if kind == "number":
-        return bool(words & {"dob", "birthdate", "geburtsdatum"}) or {"birth", "date"} <= words
-    if words & _BIRTH and not words & _ONE_PERSON:
-        return kind in ("date", "text", "unusable")
-    return bool(words & _ONE_PERSON)
-
-
-def spelled_in_digits(name: str) -> bool:
-    """Return whether an identifying column may hold digits only: a postcode, a date of birth."""
-    return bool(set(words_of(name)) & _DIGITS)
 
 
 def keys_in_clear(protection: str, columns: Sequence[str]) -> str | None:

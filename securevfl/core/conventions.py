@@ -6,7 +6,7 @@ Noise and masks never come from the run's seed, but from the operating system's 
 import hashlib
 import math
 import os
-from typing import Final, Literal, get_args
+from typing import Final, Literal
 
 import numpy as np
 from jaxtyping import Float64
@@ -17,9 +17,6 @@ PRIMARY_RANK: Final = 0
 
 Task = Literal["regression", "binary", "multiclass"]
 """A number, one of two classes, or one of several."""
-
-TASKS: Final[dict[str, Task]] = {task: task for task in get_args(Task)}
-"""Every task by its name."""
 
 
 def derive_seed(seed: int, *names: str | int) -> int:

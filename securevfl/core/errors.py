@@ -1,14 +1,7 @@
 """Every error that securevfl raises on purpose, with the exit code of a command that it ends.
 
-SecureVflError exit code 1 +-- ConfigError (ValueError) 2 a setting is invalid: fix the file or the
-argument +-- DataError (ValueError) 2 a table is invalid: fix the table +-- EncodingRangeError
-(ValueError) 2 a value does not fit the fixed-point ring +-- StorageError 2 a file cannot be
-written: make room, and resume +-- OutOfMemoryError 2 this machine has no memory left: make room,
-and resume +-- PrivacyError 4 the requested guarantee does not hold | +-- BudgetExceededError 4 a
-release would spend more than was granted +-- ProtocolError (RuntimeError) 3 the parties disagree:
-the run must stop
-    +-- AuthenticationError 3 a party's identity is not the pinned one +-- PartyFailedError 3 a
-    party raised or died +-- PartyTimeoutError 3 a party was silent past its deadline
+A command ends with code 2 where this party can mend it (settings, tables, disk, memory), 4 where a
+guarantee does not hold, 3 where parties disagree or one is lost, and 1 for anything else.
 
 An error's text is for the party where it is raised. Other parties receive
 :meth:`SecureVflError.for_others`.
@@ -195,7 +188,6 @@ EXTRAS: Final = {
     "openpyxl": "excel",
     "fastapi": "serve",
     "uvicorn": "serve",
-    "prometheus_client": "serve",
     "pytorch_optimizer": "lamb",
     "tensorboard": "tensorboard",
     "mlflow": "mlflow",

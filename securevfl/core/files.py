@@ -18,6 +18,7 @@ import errno
 import glob
 import io
 import json
+import math
 import os
 import re
 import secrets
@@ -395,14 +396,8 @@ def _require_honest(archive: zipfile.ZipFile, part: zipfile.ZipInfo) -> None:
         if read is None:
             raise ValueError(f"{part.filename} is of another format")
         shape, _, dtype = read(file, max_header_size=_LONGEST_HEADER)
-        numbers = 1
-        for side in shape:
-            numbers *= side
-        if (
-            dtype.hasobject
-            or min(shape, default=0) < 0
-            or numbers * dtype.itemsize > part.file_size
-        ):
+        size = math.prod(shape) * dtype.itemsize
+        if dtype.hasobject or min(shape, default=0) < 0 or size > part.file_size:
             raise ValueError(f"{part.filename} says that it is larger than it is")
 
 

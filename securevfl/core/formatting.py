@@ -11,7 +11,6 @@ from typing import Final, TypeGuard
 
 _SMALLEST: Final = 1e-3
 _LARGEST: Final = 1e7
-_POINTS: Final = 60
 
 
 def epsilon_in_words(epsilon: float | None) -> str:
@@ -42,26 +41,6 @@ def format_figure(
         return f"{value:{sign}.4g}"
     # Not "-0.0000".
     return f"{round(value, digits) + 0.0:{sign}.{digits}f}"
-
-
-def curve_html(values: Sequence[float], *, caption: str) -> str:
-    """Return a small line chart of figures as HTML, for notebooks; empty for fewer than two."""
-    finite = [value for value in values if math.isfinite(value)]
-    finite = finite[:: 1 + len(finite) // _POINTS]
-    if len(finite) < 2:
-        return ""
-    low, high = min(finite), max(finite)
-    across, up = 280 / (len(finite) - 1), 60 / (high - low or 1)
-    places = (
-        f"{10 + across * number:.1f},{70 - up * (value - low):.1f}"
-        for number, value in enumerate(finite)
-    )
-    return (
-        f'<svg width="300" height="80" role="img"><title>{html.escape(caption)}</title><polyline '
-        f'points="{" ".join(places)}" fill="none" stroke="currentColor"/></svg>'
-        f"<div>{html.escape(caption)}: {format_figure(finite[0])} to "
-        f"{format_figure(finite[-1])}</div>"
-    )
 
 
 _LONGEST_REPR: Final = 90

@@ -24,6 +24,17 @@ from securevfl.core.formatting import epsilon_in_words, format_figure
 
 _QUIET_SECONDS = 5.0
 
+_SpokenEvent = (
+    progress.Warned
+    | progress.SessionLost
+    | progress.SpendingPlanned
+    | progress.KeysAnnounced
+    | progress.LinksCounted
+    | progress.LinkedRowsCounted
+    | progress.RowsAligned
+)
+"""Events that are shown as a sentence, on a terminal too."""
+
 
 class _Count(ProgressColumn):
     """Steps done of all; nothing where there is one."""
@@ -79,17 +90,10 @@ class RunProgress:
         interrupts.check()
         logs.log_event(event)
         self._note(event)
+        if isinstance(event, _SpokenEvent):
+            self._say(_sentence(event))
+            return
         match event:
-            case (
-                progress.Warned()
-                | progress.SessionLost()
-                | progress.SpendingPlanned()
-                | progress.KeysAnnounced()
-                | progress.LinksCounted()
-                | progress.LinkedRowsCounted()
-                | progress.RowsAligned()
-            ):
-                self._say(_sentence(event))
             case progress.Stage():
                 self._begin(event.text, total=event.of)
             case progress.LinksMade():
@@ -189,15 +193,7 @@ class RunProgress:
             _line(text)
 
 
-def _sentence(
-    event: progress.Warned
-    | progress.SessionLost
-    | progress.SpendingPlanned
-    | progress.KeysAnnounced
-    | progress.LinksCounted
-    | progress.LinkedRowsCounted
-    | progress.RowsAligned,
-) -> str:
+def _sentence(event: _SpokenEvent) -> str:
     match event:
         case progress.Warned():
             return f"warning: {event.text}"

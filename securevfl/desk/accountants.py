@@ -1,7 +1,6 @@
 """A plan's epsilon under five accountants, sound and published, for comparison."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -94,7 +93,7 @@ class AccountantFigure:
     """Short name, as in JSON."""
 
     label: str
-    """Description for tables and plots, one line."""
+    """Description for tables, one line."""
 
     sound: bool
     """True if the figure is a guarantee."""
@@ -185,16 +184,3 @@ def _added_up(budget: Budget, noise_multiplier: float) -> float | None:
             steps=release.count,
         )
     return epsilon
-
-
-def curves(
-    budget: Budget, noise_multipliers: Sequence[float]
-) -> dict[str, tuple[str, list[float | None]]]:
-    """Return each accountant's label and epsilons over ``noise_multipliers``, by its name."""
-    curves_by_name: dict[str, tuple[str, list[float | None]]] = {}
-    for multiplier in noise_multipliers:
-        for estimate in compare(budget, noise_multiplier=multiplier):
-            curves_by_name.setdefault(estimate.name, (estimate.label, []))[1].append(
-                estimate.epsilon
-            )
-    return curves_by_name

@@ -6,8 +6,7 @@ Imports neither torch nor CrypTen, and the accountants, with all of scipy, only 
 import json
 import textwrap
 from dataclasses import asdict, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,20 +17,14 @@ if TYPE_CHECKING:
     from securevfl.desk.accountants import AccountantFigure
     from securevfl.dp.budget import Budget
 
-# The plot: from a fifth of the noise to ten times it, in equal ratios.
-_POINTS: Final = 17
-_LEAST: Final = 0.2
-_MOST: Final = 10.0
+app = typer.Typer()
 
-app = typer.Typer(
-    invoke_without_command=True,
+
+@app.command(
     help="Compute epsilon from noise, noise from epsilon, or steps; with the sentence to sign.",
+    rich_help_panel="Check and audit",
 )
-
-
-@app.callback()
 def budget(
-    context: typer.Context,
     noise_multiplier: Annotated[
         float | None,
         typer.Option(help="z of one round: noise on the sum over the sum's sensitivity."),
@@ -85,15 +78,9 @@ def budget(
             "--compare", help="Also RDP, naive composition, no MPC, and the papers' formula."
         ),
     ] = False,
-    plot: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.svg", help="Draw epsilon against noise, as FeT's Figure 8."),
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Answer for a plan: give --noise-multiplier, or --epsilon, or both (for the steps)."""
-    if context.invoked_subcommand is not None:
-        return
     if noise_multiplier is None and epsilon is None:
         raise ConfigError("budget: give --noise-multiplier, --epsilon, or both; see --help")
     both = noise_multiplier is not None and epsilon is not None
@@ -136,7 +123,6 @@ def budget(
         asked,
         noise_multiplier=noise_multiplier,
         rows=compare(asked, noise_multiplier=noise_multiplier) if comparison else [],
-        plot=plot,
         as_json=as_json,
     )
 
@@ -146,7 +132,6 @@ def _answer(
     *,
     noise_multiplier: float,
     rows: "list[AccountantFigure]",
-    plot: Path | None,
     as_json: bool,
 ) -> None:
     from securevfl.dp.statement import bounded_statement
@@ -170,8 +155,6 @@ def _answer(
         colluding=asked.colluding,
         links_per_record=asked.links_per_record,
     )
-    if plot is not None:
-        _draw(asked, path=plot, around=noise_multiplier)
     if as_json:
         plan = {name: value for name, value in asdict(asked).items() if "gradient" not in name}
         answer: dict[str, Any] = {
@@ -190,8 +173,6 @@ def _answer(
             answer["compare"] = {
                 row.name: {"epsilon": row.epsilon, "guarantee": row.sound} for row in rows
             }
-        if plot is not None:
-            answer["plot"] = str(plot)
         print(json.dumps(answer, allow_nan=False))
         return
     print(f"epsilon           {spent:.6g}")
@@ -208,105 +189,3 @@ def _answer(
         figure = "no answer" if row.epsilon is None else f"{row.epsilon:.6g}"
         print(f"  {row.label:<50} epsilon {figure}")
     print(textwrap.fill(statement.text, 80))
-    if plot is not None:
-        print(f"plot              {plot}")
-
-
-def _draw(budget: "Budget", *, path: Path, around: float) -> None:
-    """Write an SVG file with one curve a method, the noise multiplier on the horizontal axis.
-
-    Raises:
-        ConfigError: If the file's name does not end in ``.svg``.
-        StorageError: If it cannot be written.
-    """
-    import numpy as np
-    from matplotlib.figure import Figure
-
-    from securevfl.core.files import output_path, write_output
-    from securevfl.desk.accountants import curves
-    from securevfl.desk.report.plots import GREY, svg
-
-    output_path(path, endings=[".svg"], option="--plot")
-    multipliers = [float(x) for x in np.geomspace(_LEAST * around, _MOST * around, _POINTS)]
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.subplots()
-    for name, (label, epsilons) in curves(budget, multipliers).items():
-        points = [
-            (x, y) for x, y in zip(multipliers, epsilons, strict=True) if y is not None and y > 0
-        ]
-        if points:
-            style = "--" if name == "as-published" else "-"
-            axes.plot(*zip(*points, strict=True), style, label=label)
-    axes.axvline(around, color=GREY, linewidth=1)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlabel("noise multiplier of one round, z")
-    axes.set_ylabel(f"epsilon at delta = {budget.delta:g}")
-    axes.set_title(
-        f"{budget.unit}, {budget.encoder} encoder, {budget.steps} steps, "
-        f"q = {budget.sampling_rate:g}, k = {budget.secondaries}"
-    )
-    axes.grid(visible=True, which="both", linewidth=0.3)
-    axes.legend(fontsize="small")
-    write_output(path, svg(figure))
-
-
-@app.command()
-def similarity(
-    key_scale: Annotated[float, typer.Option("--sigma0", help="Scale of the similarities.")],
-    noise_std: Annotated[
-        float | None, typer.Option("--sigma", help="Noise on the normalised similarity.")
-    ] = None,
-    bound: Annotated[
-        float | None, typer.Option("--tau", help="Wanted bound on the attacker's success.")
-    ] = None,
-    key_mean: Annotated[
-        float | None, typer.Option("--mu0", help="mu_0, the mean negative distance; with --rows.")
-    ] = None,
-    rows: Annotated[
-        int | None, typer.Option(help="Rows of the primary, for the epsilon of Theorem 1.")
-    ] = None,
-    records: Annotated[
-        int | None, typer.Option(help="Records, for the expected number of recoveries.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """FedSim's tau: a bound on one greedy attacker's success. It is not DP."""
-    from securevfl.dp.sensitivity import (
-        expected_recoveries,
-        reachable_floor,
-        recovery_bound,
-        similarity_epsilon,
-        similarity_noise_std,
-    )
-
-    if noise_std is None and bound is not None:
-        noise_std = similarity_noise_std(bound=bound, key_scale=key_scale)
-    elif noise_std is None or bound is not None:
-        raise ConfigError("budget similarity: give exactly one of --sigma and --tau")
-    if (key_mean is None) != (rows is None):
-        raise ConfigError("budget similarity: give both --mu0 and --rows, or neither")
-    tau = recovery_bound(noise_std=noise_std, key_scale=key_scale)
-    answer: dict[str, Any] = {
-        "tau": tau,
-        "sigma": noise_std,
-        "sigma0": key_scale,
-        "tau_floor": reachable_floor(key_scale=key_scale),
-        "is_differential_privacy": False,
-    }
-    if records is not None:
-        answer["records"] = records
-        answer["expected_recoveries"] = expected_recoveries(
-            noise_std=noise_std, key_scale=key_scale, records=records
-        )
-    if key_mean is not None and rows is not None:
-        answer["epsilon_at_least"] = similarity_epsilon(
-            noise_std=noise_std, key_scale=key_scale, key_mean=key_mean, rows=rows
-        )
-    if as_json:
-        print(json.dumps(answer, allow_nan=False))
-        return
-    for name, value in answer.items():
-        if name != "is_differential_privacy":
-            print(f"{name:<20} {value:.6g}")
-    print("This bounds one greedy attacker; it is not differential privacy.")

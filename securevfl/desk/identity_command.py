@@ -20,45 +20,26 @@ app = typer.Typer(
 def create(
     federation: FederationFile,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for the identities.")],
-    name: Annotated[
-        str | None,
-        typer.Option("--name", help="Make this party's identity only; each party runs it at home."),
-    ] = None,
     days: Annotated[int, typer.Option(help="How long the certificates are valid.")] = 365,
     as_json: AsJson = False,
 ) -> None:
-    """Create identities and certificates, and print their lines for the federation file."""
+    """Create all parties' identities, and print their lines for the federation file."""
     from securevfl.config.reading import read_federation
     from securevfl.config.sections import parse_address
     from securevfl.core import checks, files
-    from securevfl.transport.identity import own_identity, provision
+    from securevfl.transport.identity import provision
 
     config = read_federation(federation)
     checks.at_least(1, days=days)
     files.require_writable_folder(out, what="folder")
-    host = parse_address(config.address)[0]
-    hosts = {config.primary.name: [host]}
-    if name is not None:
-        own = own_identity(
-            config.party(name).name, out / name, valid_days=days, hosts=hosts.get(name, [])
-        )
-        pinned = {name: own.public_text}
-    else:
-        pinned = provision(
-            [party.name for party in config.parties], out, valid_days=days, hosts=hosts
-        )
+    hosts = {config.primary.name: [parse_address(config.address)[0]]}
+    pinned = provision([party.name for party in config.parties], out, valid_days=days, hosts=hosts)
     if as_json:
         print(json.dumps({"identities": pinned}))
         return
     for party_name, text in pinned.items():
         print(f'# [[party]] name = "{party_name}"\nidentity = "{text}"')
-    if name is not None:
-        print(
-            f"\n# Send {out / name / 'identity.pem'} to the other parties, and take theirs in with "
-            f"securevfl identity join."
-        )
-    else:
-        print(f"\n# Give each party its own folder of {out}, and no other one.")
+    print(f"\n# Give each party its own folder of {out}, and no other one.")
 
 
 @app.command()

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import typer
 from rich.console import Console
 
-from securevfl.core.command_line import AsJson, wrap_text
+from securevfl.core.command_line import AsJson
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.core.formatting import epsilon_in_words
 from securevfl.core.memory import loading
+from securevfl.desk.printing import wrap_text
 
 if TYPE_CHECKING:
     from securevfl.desk.report.verify import Finding

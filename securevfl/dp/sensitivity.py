@@ -294,9 +294,3 @@ def similarity_epsilon(*, noise_std: float, key_scale: float, key_mean: float, r
     checks.whole_from(1, rows=rows)
     sensitivity = rows * (1 + abs(key_mean)) / key_scale
     return (sensitivity / noise_std) ** 2 / 2
-
-
-def expected_recoveries(*, noise_std: float, key_scale: float, records: int) -> float:
-    """Return the expected number of ``records`` that the attacker recovers: ``n tau``."""
-    checks.whole_from(0, records=records)
-    return records * recovery_bound(noise_std=noise_std, key_scale=key_scale)

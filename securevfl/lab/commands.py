@@ -18,11 +18,10 @@ from securevfl.core.command_line import (
     FileDataRoot,
     Out,
     RunFederation,
-    print_figures,
-    say,
 )
 from securevfl.core.errors import PrivacyError
 from securevfl.core.memory import keep_freed_memory, loading
+from securevfl.desk.printing import print_figures, say
 from securevfl.lab.study_commands import app as studies_app
 
 if TYPE_CHECKING:
@@ -35,7 +34,30 @@ app = typer.Typer(
 )
 app.add_typer(studies_app)
 
+demo_app = typer.Typer()
 link_app = typer.Typer()
+
+
+@demo_app.command(rich_help_panel="Start")
+def demo(
+    out: Out = None,
+    seed: Annotated[int, typer.Option(help="Seed of the split, of models and of shuffling.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Train on handwritten digits with five parties, one process each."""
+    with loading():
+        from securevfl.config.reading import parse_federation
+        from securevfl.core import files
+        from securevfl.desk.command_results import print_results, train_and_report
+        from securevfl.lab import datasets
+        from securevfl.runtime.run_folder import run_folder_for
+
+    config = parse_federation(datasets.demo_federation(seed=seed), file="demo")
+    folder = run_folder_for(config, out)
+    files.require_writable_folder(folder)
+    datasets.write_tables(datasets.digits_tables(seed=seed), folder / "tables")
+    metrics = train_and_report(config, folder, simulated=False, data_root=folder)
+    print_results(metrics, folder, as_json=as_json)
 
 
 @link_app.command(rich_help_panel="Check and audit")

@@ -12,20 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from securevfl.core.command_line import (
-    AsJson,
-    Device,
-    FederationFile,
-    FileDataRoot,
-    print_figures,
-    say,
-    wrap_text,
-)
+from securevfl.core.command_line import AsJson, Device, FederationFile, FileDataRoot
 from securevfl.core.errors import ConfigError
 from securevfl.core.formatting import format_figure
 from securevfl.core.memory import keep_freed_memory, loading
 from securevfl.core.progress import EpochDone, ProgressEvent, Warned
 from securevfl.core.shown_progress import bars
+from securevfl.desk.printing import print_figures, say, wrap_text
 
 if TYPE_CHECKING:
     from securevfl.lab.one_run import LeftOut, Run

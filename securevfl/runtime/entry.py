@@ -37,7 +37,6 @@ from securevfl.dp.privacy import Privacy
 from securevfl.federation.base import require_estimator
 from securevfl.ledger.ledger_file import lines_of_run
 from securevfl.models.family import FamilySettings, PretrainingSettings
-from securevfl.models.task_metrics import metrics_of
 from securevfl.runtime import handing_over, launching
 from securevfl.runtime.run_folder import (
     TemporaryFolder,
@@ -348,8 +347,7 @@ def _started(by: Literal["simulate", "train"], given: dict[str, Any]) -> Iterato
         if resume and out is None:
             raise ConfigError("resume: needs out, the folder of the run to continue")
         if shows:
-            metric = metrics_of(config.federation.task, config.training.metric)[0].name
-            watching.insert(0, shown.enter_context(RunProgress(metric=metric)))
+            watching.insert(0, shown.enter_context(RunProgress(metric=config.metric)))
         else:
             watching.insert(0, log_event)
         if out is not None:

@@ -17,7 +17,7 @@ from securevfl.core import files
 from securevfl.core.conventions import stream
 from securevfl.core.devices import few_threads
 from securevfl.core.errors import ConfigError
-from securevfl.core.formatting import Summarised, curve_html, epsilon_in_words
+from securevfl.core.formatting import Summarised, epsilon_in_words
 from securevfl.core.progress import Stage, Warned, event_fields
 from securevfl.data.tables import PartyTable
 from securevfl.dp.privacy import Privacy
@@ -92,10 +92,6 @@ class RunResult(Summarised):
             f"{figures['parties']} parties, {epochs} epoch{'' if epochs == 1 else 's'}"
         )
         return heading, shown
-
-    def _repr_html_(self) -> str:
-        """Return what notebooks show: the main figures, and the training rounds' losses."""
-        return super()._repr_html_() + curve_html(self.losses, caption="loss of training rounds")
 
     def predict(self, rows: Any, **request: Unpack[RequestSettings]) -> Predictions:
         """Predict new rows of the primary with the model of this run; see :class:`TrainedRun`.

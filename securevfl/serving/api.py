@@ -1,4 +1,4 @@
-"""The HTTP API over an asker: predictions, health, budgets, figures, and rows as JSON.
+"""The HTTP API over an asker: predictions, health, budgets, and rows as JSON.
 
 A feature that may be missing may be left out. Columns that the model does not know are left out of
 account, as they are in a file of new rows; in a row that lacks a feature they are refused, since a
@@ -40,7 +40,7 @@ from securevfl.models.alone.choice import Used
 from securevfl.runtime.prediction_session import NotFiniteError
 from securevfl.runtime.predictions import Predictions
 from securevfl.serving.asking import Asker
-from securevfl.serving.guard import CUT_OFF, PREDICT, Rate, ServiceMetrics, error_response
+from securevfl.serving.guard import CUT_OFF, PREDICT, Rate, error_response
 from securevfl.version import __version__
 
 Kind = Literal["number", "boolean", "words", "date", "text"]
@@ -325,7 +325,6 @@ def _line(row: int, column: str, what: str) -> str:
 RETRY_S: Final = 5
 """Seconds after which a client may try again if a party is missing."""
 
-_PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
 _SPENT: Final = (
     "the budget for predictions of this model is spent, at this party or at another; nothing was "
     "released. GET /budget says what is left"
@@ -336,8 +335,8 @@ _JSON: Final = "application/json"
 
 _NO_JSON: Final = f"send the header 'Content-Type: {_JSON}'"
 _NO_PATH: Final = (
-    "there is no such path; there are POST /predict, and GET /health, /ready, /budget, /metrics, "
-    "/schema, /openapi.json"
+    "there is no such path; there are POST /predict, and GET /health, /ready, /budget, /schema, "
+    "/openapi.json"
 )
 _TOO_FAST: Final = "more predictions a second than this server takes"
 _NOT_FINITE: Final = "the model's output is not finite"
@@ -368,9 +367,6 @@ class Answer(BaseModel):
         description="What answered: the joint model, or the primary alone, which sends nothing and "
         "costs nothing"
     )
-    without: list[str] = Field(
-        description="Secondaries that were lost, and without which the others have answered"
-    )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -382,21 +378,20 @@ class Served:
     task: str
     classes: Sequence[Any] | None
     rows: RowFormat
-    max_rows: int
 
 
-def make_app(served: Served, asker: Asker, figures: ServiceMetrics, rate: Rate) -> FastAPI:
+def make_app(served: Served, asker: Asker, rate: Rate, *, max_rows: int) -> FastAPI:
     """Return the application, which starts and stops the asker.
 
     Args:
         served: Description of the model.
         asker: Thread that requests predictions from the parties.
-        figures: Figures for Prometheus.
         rate: Limit on predicted rows.
+        max_rows: Most rows of one request, whatever the rate.
     """
     # One body is read at a time: what the largest one needs in memory is needed once.
     reader = ThreadPoolExecutor(1, thread_name_prefix="securevfl-rows")
-    most_rows = rate.most_rows(served.max_rows)
+    most_rows = rate.most_rows(max_rows)
 
     @asynccontextmanager
     async def life(_app: FastAPI) -> AsyncIterator[None]:
@@ -450,12 +445,6 @@ def make_app(served: Served, asker: Asker, figures: ServiceMetrics, rate: Rate) 
             "run": served.run,
             "parties": [_budget_fields(party_budget) for party_budget in asker.budgets],
         }
-
-    @app.get("/metrics")
-    async def metrics() -> Response:
-        """Give figures to Prometheus."""
-        text = figures.text(ready=asker.ready, budgets=asker.budgets)
-        return Response(text, media_type=_PROMETHEUS)
 
     @app.get("/schema")
     async def schema() -> dict[str, Any]:
@@ -565,7 +554,6 @@ def _answer(predictions: Predictions) -> Response:
         ],
         epsilon=predictions.epsilon,
         used=predictions.used,
-        without=list(predictions.without),
     )
     return Response(answer.model_dump_json(), media_type="application/json")
 

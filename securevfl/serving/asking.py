@@ -5,6 +5,7 @@ into the next one as a whole: that is quicker, and cheaper where every request i
 of a request are released once.
 """
 
+import logging
 import queue
 import threading
 from collections import deque
@@ -12,7 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Final, Protocol, runtime_checkable
+from typing import Final
 
 import pandas as pd
 
@@ -22,25 +23,15 @@ from securevfl.federation.run_plan import PredictionBudget
 from securevfl.runtime.prediction_session import NamedRows, PredictionSession
 from securevfl.runtime.predictions import Predictions
 
+LOG: Final = logging.getLogger("securevfl.serving")
+"""Log of requests, for the operator."""
+
 MOST_WAITING: Final = 256
 """Most requests that may wait."""
 
 _NAP_S: Final = 0.2
 _AGAIN_S: Final = 0.5
 _END_S: Final = 60.0
-
-
-@runtime_checkable
-class Listener(Protocol):
-    """Callbacks for the requests of an :class:`Asker`."""
-
-    def note_request(self, requests: int, rows: int, seconds: float) -> None:
-        """Note an answered request to the parties."""
-        ...
-
-    def warn(self, text: str) -> None:
-        """Note an event for the operator."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -70,7 +61,6 @@ class Asker:
         *,
         most_rows: int,
         gather_s: float,
-        listener: Listener,
         clock: Callable[[], float],
     ) -> None:
         """Create an asker; :meth:`start` starts its thread.
@@ -79,13 +69,11 @@ class Asker:
             model: The model.
             most_rows: Most rows of one request.
             gather_s: Most seconds that a request waits for others to join it.
-            listener: Callbacks for requests.
             clock: Clock in seconds.
         """
         self._model = model
         self._most_rows = most_rows
         self._gather_s = gather_s
-        self._listener = listener
         self._clock = clock
         self._waiting: deque[_WaitingRequest] = deque()
         self._changed = threading.Condition()
@@ -138,13 +126,13 @@ class Asker:
                 with self._model.open() as session:
                     self._budgets = session.budgets()
                     self.ready = True
-                    self._listener.warn("all parties are connected")
+                    LOG.warning("all parties are connected")
                     self._answer_all(session)
             except SecureVflError as error:
                 if not self._ending.is_set():
-                    self._listener.warn(f"session lost: {error.for_others()}")
+                    LOG.warning("session lost: %s", error.for_others())
             except Exception as error:  # noqa: BLE001 - the thread must outlive whatever it was
-                self._listener.warn(f"session lost by an unexpected {type(error).__name__}")
+                LOG.warning("session lost by an unexpected %s", type(error).__name__)
             self._turn_away()
             self._ending.wait(_AGAIN_S)
 
@@ -203,7 +191,8 @@ class Asker:
             self.ready = False
             _fail(asked, error)
             raise
-        self._listener.note_request(len(asked), len(frame), self._clock() - began)
+        took_ms = 1000 * (self._clock() - began)
+        LOG.info("asked for %d rows of %d requests in %.1f ms", len(frame), len(asked), took_ms)
         first = 0
         for question in asked:
             question.answer.set_result(predictions.part(first, first + len(question.frame)))

@@ -1,4 +1,4 @@
-"""Guard in front of the HTTP application: token, rate, size and time of a body, log and figures.
+"""Guard in front of the HTTP application: token, rate, size and time of a body, and log.
 
 Only a request for predictions that shows the token has its body read, and only a whole body goes
 on. The log has method, path, status and time. Paths that the server does not have, queries, headers
@@ -10,75 +10,18 @@ import hashlib
 import hmac
 import math
 import os
-import re
 import secrets
 import stat
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from securevfl.core import files
 from securevfl.core.errors import ConfigError
-from securevfl.federation.run_plan import PredictionBudget
-
-_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-
-
-class ServiceMetrics:
-    """One server's figures, in a registry of their own."""
-
-    def __init__(self) -> None:
-        self._registry = CollectorRegistry()
-        own: dict[str, Any] = {"registry": self._registry}
-        timed: dict[str, Any] = {"buckets": _SECONDS, **own}
-        self._answers = Counter(
-            "securevfl_http_requests", "HTTP requests answered", ["path", "status"], **own
-        )
-        request = "Seconds from a request's first byte to its answer"
-        self._seconds = Histogram("securevfl_http_seconds", request, ["path"], **timed)
-        self._rows = Counter("securevfl_predicted_rows", "Rows predicted and charged", **own)
-        shared = "Requests to the parties; several HTTP requests may share one"
-        self._requests = Counter("securevfl_predict_requests", shared, **own)
-        self._asked = Histogram(
-            "securevfl_predict_seconds", "Seconds of a request to the parties", **timed
-        )
-        self._ready = Gauge("securevfl_ready", "1 while all parties are connected", **own)
-        self._spent, self._budget = (
-            Gauge(
-                f"securevfl_prediction_epsilon_{name}",
-                f"Epsilon that predictions of this model {what}, by party",
-                ["party"],
-                **own,
-            )
-            for name, what in (("spent", "have spent"), ("budget", "may spend"))
-        )
-
-    def count_answer(self, path: str, status: int, seconds: float) -> None:
-        """Count an HTTP request."""
-        self._answers.labels(path, str(status)).inc()
-        self._seconds.labels(path).observe(seconds)
-
-    def count_request(self, rows: int, seconds: float) -> None:
-        """Count a request to the parties."""
-        self._requests.inc()
-        self._rows.inc(rows)
-        self._asked.observe(seconds)
-
-    def text(self, *, ready: bool, budgets: list[PredictionBudget]) -> bytes:
-        """Return all figures as Prometheus reads them."""
-        self._ready.set(float(ready))
-        for budget in budgets:
-            if budget.spent is not None:
-                self._spent.labels(budget.party).set(budget.spent)
-            if budget.budget is not None:
-                self._budget.labels(budget.party).set(budget.budget)
-        return generate_latest(self._registry)
-
 
 VARIABLE: Final = "SECUREVFL_TOKEN"
 FILE: Final = "serve.token"
@@ -196,7 +139,7 @@ class Rate:
 PREDICT: Final = "/predict"
 OPEN: Final = frozenset({"/health", "/ready"})
 """Paths that need no token; they only tell whether the server runs."""
-PATHS: Final = OPEN | {PREDICT, "/budget", "/metrics", "/schema", "/openapi.json"}
+PATHS: Final = OPEN | {PREDICT, "/budget", "/schema", "/openapi.json"}
 
 _BODY_S: Final = 30.0
 _MOST_BODIES: Final = 64
@@ -212,10 +155,8 @@ class Guard:
         self,
         app: ASGIApp,
         *,
-        token: Token | None,
-        hosts: Collection[str] | None = None,
+        token: Token,
         max_bytes: int,
-        figures: ServiceMetrics,
         log: Callable[[str], None],
         clock: Callable[[], float],
     ) -> None:
@@ -223,19 +164,15 @@ class Guard:
 
         Args:
             app: The application.
-            token: Token that clients must send; None requires none.
-            hosts: Names of the server that clients may use, without the port; None: any. A page of
-                the web in a browser of this machine uses another name, whatever its address is.
+            token: Token that clients must send.
             max_bytes: Most bytes of one body.
-            figures: Counters of answers.
             log: Callback for a line for each request.
             clock: Clock in seconds.
         """
         self._app = app
-        self._token, self._hosts = token, hosts
+        self._token = token
         self._max_bytes = max_bytes
         self._room = _MOST_BODIES * max_bytes
-        self._figures = figures
         self._log = log
         self._clock = clock
 
@@ -256,26 +193,18 @@ class Guard:
         try:
             await self._answer(scope, path, receive, send_noted)
         finally:
-            seconds = self._clock() - began
-            self._figures.count_answer(path, status, seconds)
             if path not in OPEN:  # probes come every few seconds
-                self._log(f"{_method(scope)} {path} {status} {1000 * seconds:.1f} ms")
+                took_ms = 1000 * (self._clock() - began)
+                self._log(f"{_method(scope)} {path} {status} {took_ms:.1f} ms")
 
     async def _answer(self, scope: Scope, path: str, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
-        host = _PORT.sub("", headers.get(b"host", b"").decode("latin-1")).lower()
-        if self._hosts is not None and host not in self._hosts:
-            known = ", ".join(sorted(self._hosts))
-            line = f"without a token, a server of one machine is called {known}"
-            await error_response(421, "misdirected", line)(scope, receive, send)
-            return
         if {b"content-length", b"transfer-encoding"} <= set(headers):
             # A proxy that goes by the other one would see another request behind this one.
             refusal = error_response(400, "bad_request", _TWO_LENGTHS, {"Connection": "close"})
             await refusal(scope, receive, send)
             return
-        token = None if path in OPEN else self._token
-        if token is not None and not token.fits(headers.get(b"authorization")):
+        if path not in OPEN and not self._token.fits(headers.get(b"authorization")):
             refusal = error_response(401, "unauthorized", _HOW, {"WWW-Authenticate": "Bearer"})
             await refusal(scope, receive, send)
             return
@@ -347,7 +276,6 @@ def error_response(
     return JSONResponse({"error": error, "details": lines, **more}, status, headers)
 
 
-_PORT: Final = re.compile(r":[0-9]*$")
 _TWO_LENGTHS: Final = "send either Content-Length or Transfer-Encoding, not both"
 _HOW: Final = 'send the header "Authorization: Bearer TOKEN"'
 _FULL: Final = "too many bodies are being read"

@@ -5,19 +5,16 @@ import logging
 import sys
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
 from securevfl.core import checks
 from securevfl.core.command_line import DataRoot, Device, Federation, Identity, Listen, RunFolder
-from securevfl.core.errors import ConfigError, require_extra
+from securevfl.core.errors import require_extra
 from securevfl.core.memory import loading
 
 app = typer.Typer()
-
-_OWN_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")
-"""Host names by which clients on the server's own machine call it."""
 
 
 @app.command(rich_help_panel="Run")
@@ -32,9 +29,6 @@ def serve(
             help="File with the clients' token; default: SECUREVFL_TOKEN, or RUN/serve.token.",
         ),
     ] = None,
-    with_token: Annotated[
-        bool, typer.Option("--token/--no-token", help="Whether clients must show a token.")
-    ] = True,
     max_rows: Annotated[int, typer.Option(help="Most rows of a request.")] = 1000,
     max_bytes: Annotated[int, typer.Option(help="Most bytes of a body.")] = 4 * 2**20,
     rate: Annotated[
@@ -43,10 +37,6 @@ def serve(
     gather: Annotated[
         float, typer.Option(help="Seconds that a request waits for others to go with it.")
     ] = 0.005,
-    without_lost: Annotated[
-        bool,
-        typer.Option("--without-lost", help="Answer without a lost secondary; answers name it."),
-    ] = False,
     federation: Federation = None,
     identity: Identity = None,
     listen: Listen = None,
@@ -57,15 +47,14 @@ def serve(
     ] = False,
 ) -> None:
     """Answer requests for predictions over HTTP, within what every party's ledger allows."""
-    require_extra("fastapi", "uvicorn", "prometheus_client", use="securevfl serve")
+    require_extra("fastapi", "uvicorn", use="securevfl serve")
     with loading():
         from securevfl.core.shown_progress import RunProgress
-        from securevfl.models.task_metrics import metrics_of
         from securevfl.runtime.run_folder import federation_of_run
         from securevfl.runtime.trained_run import trained_run
+        from securevfl.serving.asking import LOG
         from securevfl.serving.guard import token_of
         from securevfl.serving.server import (
-            LOG,
             ServerSettings,
             application,
             listening_socket,
@@ -77,8 +66,6 @@ def serve(
     checks.non_negative(gather=gather)
     if rate is not None:
         checks.positive(rate=rate)
-    if token_file is not None and not with_token:
-        raise ConfigError("--no-token: goes without --token-file")
     trained = trained_run(
         run,
         federation=federation_of_run(run, federation),
@@ -87,28 +74,19 @@ def serve(
         data_root=data_root,
         device=device,
     )
-    federated = trained.config
-    token = token_of(token_file, folder=run) if with_token else None
+    token = token_of(token_file, folder=run)
     logging.basicConfig(format="securevfl: %(asctime)s %(message)s", stream=sys.stderr)
     LOG.setLevel(logging.INFO)
-    metric = metrics_of(federated.federation.task, federated.training.metric)[0].name
     with (
         listening_socket(host, port) as listener,
-        RunProgress(metric=metric) as progress,
-        open_model(trained, observe=progress, without_lost=without_lost) as model,
+        RunProgress(metric=trained.config.metric) as progress,
+        open_model(trained, observe=progress) as model,
     ):
         shown, (address, taken) = f"[{host}]" if ":" in host else host, listener.getsockname()[:2]
-        only_here = ip_address(address).is_loopback
         url = f"http://{shown}:{taken}"
-        notices = []
-        if not only_here:
+        notices = [f"clients show the token of {token.source}"]
+        if not ip_address(address).is_loopback:
             notices.append("warning: HTTP is not encrypted; put a server that speaks TLS before it")
-        if token is None:
-            notices.append(
-                "warning: no token is required; any client of the port spends the budget"
-            )
-        else:
-            notices.append(f"clients show the token of {token.source}")
         for line in notices:
             print(f"securevfl: {line}", file=sys.stderr, flush=True)
         print(json.dumps({"url": url}) if as_json else f"securevfl: serving {url}", flush=True)
@@ -117,6 +95,5 @@ def serve(
             max_bytes=max_bytes,
             rate=rate,
             gather_s=gather,
-            hosts=frozenset((*_OWN_NAMES, shown)) if only_here and token is None else None,
         )
         run_server(application(model, token, settings), listener)

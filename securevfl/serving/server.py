@@ -1,7 +1,6 @@
 """HTTP server: the model's parties, socket, signals, and an end that answers every request."""
 
 import asyncio
-import logging
 import signal
 import socket
 import time
@@ -19,21 +18,21 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from securevfl.config.federation import FederationConfig, key_spec
-from securevfl.core.errors import ConfigError, PartyFailedError, PartyTimeoutError
+from securevfl.core.errors import ConfigError
 from securevfl.core.progress import Observer, Warned, unheard
 from securevfl.federation.saved_model import FOLDER, SavedModel, load_model
-from securevfl.federation.session.membership import active_without, idle_helpers
+from securevfl.federation.session.membership import idle_helpers
 from securevfl.launch.spawn import Launch, keeping
 from securevfl.runtime import launching
-from securevfl.runtime.party import PartySession, party_session
+from securevfl.runtime.party import party_session
 from securevfl.runtime.prediction_session import NamedRows, PredictionSession
-from securevfl.runtime.primary_party import PredictingPrimary, predicting
+from securevfl.runtime.primary_party import predicting
 from securevfl.runtime.run_options import PartyJob, RunOptions
 from securevfl.runtime.run_tables import rows_of_frame, schema_of
 from securevfl.runtime.trained_run import TrainedRun
 from securevfl.serving.api import RowFormat, Served, make_app
-from securevfl.serving.asking import Asker, Model
-from securevfl.serving.guard import Guard, Rate, ServiceMetrics, Token
+from securevfl.serving.asking import LOG, Asker, Model
+from securevfl.serving.guard import Guard, Rate, Token
 from securevfl.transport.identity import Identity
 from securevfl.transport.star import PrimaryTransport
 
@@ -43,28 +42,13 @@ class OpenedModel:
     """Saved model with its parties ready for requests."""
 
     model: Model
-    kept: SavedModel
-    rows: RowFormat
+    served: Served
     processes: Launch | None = None
     """Processes of the other parties, if they run on this machine."""
 
-    def describe(self, *, max_rows: int) -> Served:
-        """Return its description for the API."""
-        part = self.kept.primary_part
-        return Served(
-            federation=self.kept.federation,
-            run=self.kept.run,
-            task=part.head.task,
-            classes=part.classes,
-            rows=self.rows,
-            max_rows=max_rows,
-        )
-
 
 @contextmanager
-def open_model(
-    run: TrainedRun, *, observe: Observer, without_lost: bool = False
-) -> Iterator[OpenedModel]:
+def open_model(run: TrainedRun, *, observe: Observer) -> Iterator[OpenedModel]:
     """Load a run's model, and prepare requests to its parties.
 
     The parties of a simulated run are in this process, and those of a run on this machine in one
@@ -74,7 +58,6 @@ def open_model(
     Args:
         run: The run that trained.
         observe: Receives progress events.
-        without_lost: Whether to go on without a secondary that was lost, between processes.
 
     Raises:
         ConfigError: If the run has saved no model, or one that does not fit, or another server or
@@ -92,7 +75,7 @@ def open_model(
         with served.model.open() as session:
             yield replace(served, model=replace(served.model, open=lambda: nullcontext(session)))
     elif way == "elsewhere":
-        with between_processes(run.primary_job(observe), without_lost=without_lost) as served:
+        with between_processes(run.primary_job(observe)) as served:
             yield served
     else:
         with (
@@ -101,7 +84,6 @@ def open_model(
                 replace(run.primary_job(observe), config=config),
                 identity=place,
                 processes=processes,
-                without_lost=without_lost,
             ) as served,
         ):
             yield served
@@ -126,8 +108,7 @@ def _open_local(
     """Return a model that never waits for parties."""
     return OpenedModel(
         model=Model(open=session, rows=_reader(config, own), interrupt=lambda: None),
-        kept=own,
-        rows=_rows(config, own),
+        served=_describe(config, own),
     )
 
 
@@ -137,7 +118,6 @@ def between_processes(
     *,
     identity: Identity | None = None,
     processes: Launch | None = None,
-    without_lost: bool = False,
 ) -> Iterator[OpenedModel]:
     """Hold the primary's files, and sessions with the other parties.
 
@@ -145,7 +125,6 @@ def between_processes(
         job: The primary's.
         identity: Its own; None reads it from the job's folder.
         processes: Those of the other parties, where this process has started them.
-        without_lost: Whether a session goes on without a secondary that the one before it lost.
     """
     with party_session(job, identity=identity) as party:
         config = party.config
@@ -154,17 +133,13 @@ def between_processes(
         # Another server or request on this table ends here, before it says that it is ready.
         party.files.hold_ledger()
         party.files.log("serving", run=model.run)
-        going_on = WithoutLost(party, model, opened=star.hold, observe=job.observe)
         yield OpenedModel(
             model=Model(
-                open=going_on.session
-                if without_lost
-                else lambda: predicting(party, model, opened=star.hold),
+                open=lambda: predicting(party, model, opened=star.hold),
                 rows=_reader(config, model),
                 interrupt=star.end,
             ),
-            kept=model,
-            rows=_rows(config, model),
+            served=_describe(config, model),
             processes=processes,
         )
         party.files.log("done")
@@ -188,12 +163,19 @@ def _reader(config: FederationConfig, model: SavedModel) -> Callable[[pd.DataFra
     return lambda frame: rows_of_frame(config, model, frame, id_column=None, where="rows")
 
 
-def _rows(config: FederationConfig, model: SavedModel) -> RowFormat:
-    keys = key_spec(config)
+def _describe(config: FederationConfig, model: SavedModel) -> Served:
+    """Return the description of a model for the API."""
+    keys, part = key_spec(config), model.primary_part
     texts: Mapping[str, str] = {}
     if not keys.are_numbers:
         texts = dict(zip(config.primary.key, keys.kinds.values(), strict=True))
-    return RowFormat.of(schema_of(model), texts)  # type: ignore[arg-type]
+    return Served(
+        federation=model.federation,
+        run=model.run,
+        task=part.head.task,
+        classes=part.classes,
+        rows=RowFormat.of(schema_of(model), texts),  # type: ignore[arg-type]
+    )
 
 
 @contextmanager
@@ -231,78 +213,6 @@ def _others_in_processes(
         commands = here.commands(options, of_all=["--serve"], without=left_out)
         with keeping(commands, on_event=on_event, on_end=on_end) as launch:
             yield here.config, here.identities[primary], launch
-
-
-class WithoutLost:
-    """Sessions of predictions without the secondaries that earlier sessions have lost.
-
-    One that was lost stays out until the server is started again: it is turned away when it comes
-    back, so that no session ends for it.
-    """
-
-    def __init__(
-        self,
-        life: PartySession,
-        model: SavedModel,
-        *,
-        opened: Callable[[PrimaryTransport], None],
-        observe: Observer,
-    ) -> None:
-        """Make it.
-
-        Args:
-            life: The primary's.
-            model: Its half of the network.
-            opened: See :func:`predicting`.
-            observe: Is warned of every secondary that is lost.
-        """
-        self._life = life
-        self._model = model
-        self._opened = opened
-        self._observe = observe
-        self.lost: tuple[str, ...] = ()
-        """Names of the lost secondaries."""
-
-    @contextmanager
-    def session(self) -> Iterator[PredictingPrimary]:
-        """Hold a session with those that are left; see :func:`predicting`.
-
-        Raises:
-            ProtocolError: If a party is lost. The next session goes on without it, if enough
-                secondaries are left.
-        """
-        try:
-            with predicting(
-                self._life, self._model, opened=self._opened, without=self.lost
-            ) as session:
-                yield session
-        except (PartyTimeoutError, PartyFailedError) as error:
-            self._leave_out([] if error.party is None else error.party.split(", "))
-            raise
-
-    def _leave_out(self, names: list[str]) -> None:
-        config = self._life.config
-        secondaries = [party.name for party in config.secondaries]
-        fresh = [name for name in names if name in secondaries and name not in self.lost]
-        if not fresh:
-            return
-        without = tuple(name for name in secondaries if name in (*self.lost, *fresh))
-        try:
-            enough = bool(active_without(config, without))
-        except ConfigError:
-            enough = False
-        if not enough:
-            self._observe(
-                Warned(
-                    text=f"{', '.join(fresh)}: lost, and too few secondaries are left to go on "
-                    f"(prediction.least_secondaries); waiting for it"
-                )
-            )
-            return
-        self.lost = without
-        self._observe(
-            Warned(text=f"{', '.join(fresh)}: lost; predictions go on without it and say so")
-        )
 
 
 _MOST: Final = 512
@@ -403,13 +313,11 @@ class GuardedConnection(H11Protocol):
             timer.cancel()
 
 
-LOG: Final = logging.getLogger("securevfl.serving")
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _BACKLOG: Final = 64
 """Most connections that wait to be accepted."""
 
 _GRACE_S: Final = 30
-_QUIET_S: Final = 10.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -424,51 +332,31 @@ class ServerSettings:
     """Predicted rows a second, over all clients; None for no limit."""
     gather_s: float = 0.005
     """Most seconds that a request waits for others to join it."""
-    hosts: frozenset[str] | None = None
-    """Names that clients may call the server; None: any."""
 
 
-class _RequestLog:
-    """Listener that counts requests and logs them for the operator."""
-
-    def __init__(self, figures: ServiceMetrics) -> None:
-        self._figures = figures
-
-    def note_request(self, requests: int, rows: int, seconds: float) -> None:
-        self._figures.count_request(rows, seconds)
-        LOG.info("asked for %d rows of %d requests in %.1f ms", rows, requests, 1000 * seconds)
-
-    def warn(self, text: str) -> None:
-        LOG.warning("%s", text)
-
-
-def application(opened: OpenedModel, token: Token | None, settings: ServerSettings) -> ASGIApp:
+def application(opened: OpenedModel, token: Token, settings: ServerSettings) -> ASGIApp:
     """Return the guarded application with its asker.
 
     Args:
         opened: The model.
-        token: Token that clients must send; None requires none.
+        token: Token that clients must send.
         settings: Settings of the server.
     """
-    figures = ServiceMetrics()
     asker = Asker(
         opened.model,
         most_rows=settings.max_rows,
         gather_s=settings.gather_s,
-        listener=_RequestLog(figures),
         clock=time.monotonic,
     )
     return Guard(
         make_app(
-            opened.describe(max_rows=settings.max_rows),
+            opened.served,
             asker,
-            figures,
             Rate(settings.rate, time.monotonic),
+            max_rows=settings.max_rows,
         ),
         token=token,
-        hosts=settings.hosts,
         max_bytes=settings.max_bytes,
-        figures=figures,
         log=LOG.info,
         clock=time.monotonic,
     )
@@ -504,32 +392,7 @@ def server_of(app: ASGIApp, limits: ConnectionLimits) -> uvicorn.Server:
         server_header=False,
         timeout_graceful_shutdown=_GRACE_S,
     )
-    return _Server(config)
-
-
-class _Server(uvicorn.Server):
-    """uvicorn server that logs one line instead of the event loop's traceback."""
-
-    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        loop = asyncio.get_running_loop()
-        last = -_QUIET_S
-
-        def say(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-            # A lack of descriptors comes back with every connection that waits.
-            nonlocal last
-            if loop.time() - last >= _QUIET_S:
-                last = loop.time()
-                error = context.get("exception")
-                LOG.warning("%s (%s)", context["message"], _error_name(error))
-
-        loop.set_exception_handler(say)
-        await super().serve(sockets)
-
-
-def _error_name(error: object) -> str:
-    if isinstance(error, OSError):
-        return str(error.strerror)
-    return type(error).__name__
+    return uvicorn.Server(config)
 
 
 def listening_socket(host: str, port: int) -> socket.socket:

@@ -259,8 +259,8 @@ def check_validity(
     if now > last:
         raise ConfigError(
             f"{name}: its certificate expired at {last:%Y-%m-%d %H:%M} UTC, and this machine's "
-            f"clock says {now:%Y-%m-%d %H:%M} UTC; make a new one with securevfl identity create, "
-            f"or set the clock"
+            f"clock says {now:%Y-%m-%d %H:%M} UTC; make a new one with securevfl identity "
+            f"provision --renew, or set the clock"
         )
     if now < first:
         raise ConfigError(
@@ -403,7 +403,7 @@ def trust(folder: Path, name: str, certificate_file: Path, *, replace: bool = Fa
     """
     checks.file_name(name=name)  # it becomes one
     if not (folder / CERTIFICATE_FILE).exists():
-        raise ConfigError(f"{folder}: holds no identity; run securevfl identity create first")
+        raise ConfigError(f"{folder}: holds no identity; run securevfl identity provision first")
     certificate = read_certificate(certificate_file, name=name)
     target = folder / TRUST_FOLDER / f"{name}.pem"
     another = target.exists() and read_certificate(target, name=name) != certificate

@@ -58,7 +58,7 @@ ROLES = frozenset(
 )
 
 # What securevfl/runtime/launching.py starts for a party, up to where its role is known.
-PARTY = "import securevfl.cli.main, securevfl.cli.results, securevfl.runtime.party"
+PARTY = "import securevfl.cli.main, securevfl.desk.command_results, securevfl.runtime.party"
 # A step of a bottom model, as a secondary makes it in a training round.
 STEP = """
 import torch
@@ -97,7 +97,7 @@ def test_a_simulation_needs_no_crypten() -> None:
     All of it, and a step of a bottom model and its optimizer, load nothing that is seldom used.
     """
     without = "import sys; sys.modules['crypten'] = None; sys.modules['grpc'] = None"
-    simulated = "import securevfl.cli.main, securevfl.cli.results, securevfl.runtime.entry"
+    simulated = "import securevfl.cli.main, securevfl.desk.command_results, securevfl.runtime.entry"
     (loaded,) = loaded_by(f"{without}; {simulated}\n{STEP}")
     assert "securevfl.federation.rounds.secondary" in loaded
     assert loaded & SELDOM_USED == set()

@@ -16,7 +16,7 @@ _NAMES = (
     "scipy.spatial",
     "scipy.special",
     "scipy.stats",
-    "securevfl.cli.results",
+    "securevfl.desk.command_results",
     "securevfl.cli.run",
     "securevfl.desk.report.page",
     "securevfl.federation.base",

@@ -32,7 +32,6 @@ from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.dp.renyi import rdp_epsilon, renyi_divergence
 from securevfl.dp.sensitivity import (
-    expected_recoveries,
     honest_parties,
     noise_share_std,
     recovery_bound,
@@ -357,10 +356,8 @@ def _similarity_bound(inputs: Inputs) -> Results:
 
 
 def _expected_disclosures(inputs: Inputs) -> Results:
-    expected = expected_recoveries(
-        noise_std=inputs["sigma"], key_scale=inputs["sigma0"], records=inputs["n"]
-    )
-    return {"expected": expected}
+    checks.whole_from(0, n=inputs["n"])
+    return {"expected": inputs["n"] * _similarity_bound(inputs)["tau"]}
 
 
 def _similarity_noise(inputs: Inputs) -> Results:

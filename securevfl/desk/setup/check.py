@@ -3,14 +3,12 @@
 import dataclasses
 import math
 import re
-import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import torch
 
 from securevfl.config.disclosure import channels
 from securevfl.config.federation import FederationConfig, link_spec
@@ -19,15 +17,13 @@ from securevfl.config.sections import PartySettings
 from securevfl.core import files
 from securevfl.core.errors import ConfigError, SecureVflError
 from securevfl.core.formatting import finite_or_none
-from securevfl.core.memory import peak_memory_bytes
 from securevfl.core.progress import LinksCounted, event_fields, links_in_words, nearness_in_words
 from securevfl.data.sources.read import ignore_note
-from securevfl.data.tables import KeyTable, PartyTable
+from securevfl.data.tables import KeyTable
 from securevfl.desk.setup.party_check import Collected, PartyCheck, check_party
 from securevfl.desk.setup.spelling import BetterSpelling, better_spelling
 from securevfl.dp.labels import labels_total
 from securevfl.dp.statement import of_labels
-from securevfl.federation.build import build_top
 from securevfl.federation.released_labels import label_release
 from securevfl.federation.run_plan import (
     RunFacts,
@@ -41,104 +37,14 @@ from securevfl.linkage.spec import LinkSpec, few_links_doubt
 from securevfl.linkage.stage.candidates import count_links, link_warnings, repeated_key_warnings
 from securevfl.linkage.stage.linkage_parts import protection_of
 from securevfl.linkage.stage.linking import Linker
-from securevfl.models.alone.margins import BaselineConfig
-from securevfl.models.tasks import TaskHead
 from securevfl.runtime.run_options import warnings_about
 
 FILL_IN: Final = "# FILL IN:"
 """Beginning of a line to complete."""
 
 
-LIMITS: Final = (1, 2, 4)
-"""Values of ``links_per_record`` that are compared."""
-
 # Texts are compared at some million pairs a second: more are not compared only to say this.
 _MOST_PAIRS: Final = 4_000_000
-# Below this share of rows with a link, a warning.
-_FEW: Final = 0.5
-_OFTEN: Final = 90
-
-WHAT_MORE_COSTS: Final = (
-    "Two rows a record take 1.4 times the noise for the same epsilon, four take twice the noise, "
-    "and where it was measured they gained less than they cost: stay at 1 under a promise. Without "
-    'one (mechanism = "none"), leave links_per_record and linkage.choose out'
-)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RowsServed:
-    """Rows that one secondary's records serve, without and with limits."""
-
-    median: float
-    """Median number of rows that a record is nearest to, over records that are nearest to any."""
-
-    often: float
-    """Upper bound of that number for nine in ten of these records."""
-
-    linked: tuple[float, ...]
-    """Shares of rows that get a link, for each of :data:`LIMITS`."""
-
-    def in_words(self) -> str:
-        """Return the figures as one sentence."""
-        first, *others = (f"{share:.0%}" for share in self.linked)
-        rows = f"{self.median:g} row" + ("" if self.median == 1 else "s")
-        more = ", ".join(f"{share} at {m}" for m, share in zip(LIMITS[1:], others, strict=True))
-        return (
-            f"a record that is nearest to any row is nearest to {rows} in the "
-            f"median, nine in ten to at most {self.often:.0f}; {first} of the rows get a link at "
-            f"links_per_record = {LIMITS[0]}, {more}"
-        )
-
-    @property
-    def few(self) -> bool:
-        """Whether most rows get no link at one row a record."""
-        return self.linked[0] < _FEW
-
-    def warning(self, party: str) -> str | None:
-        """Return a warning if most rows get no link, else None."""
-        if not self.few:
-            return None
-        return (
-            f"{party}: at links_per_record = 1 only {self.linked[0]:.0%} of the rows get a link; "
-            f"the others gain nothing. {WHAT_MORE_COSTS}"
-        )
-
-
-def rows_served(spec: LinkSpec, primary: KeyTable, own: KeyTable) -> RowsServed | None:
-    """Return how many rows a secondary's records serve; None if linking fails or takes long.
-
-    Args:
-        spec: How the proposed federation file links.
-        primary: The primary's keys.
-        own: The secondary's.
-
-    Reveals:
-        Nothing leaves the process, which holds both tables.
-    """
-    if not spec.keys.metric.quick and primary.num_rows * own.num_rows > _MOST_PAIRS:
-        return None
-    try:
-        metric = Linker(spec, primary).metric(own)
-        nearest = metric.nearest(None, 1)
-        picked = metric.swap_roles().nearest(None, min(max(LIMITS), metric.num_rows))
-    except SecureVflError:
-        return None  # check names what is wrong with them
-    records = nearest.indices[nearest.present]
-    if not len(records):
-        return None
-    served = np.bincount(records)
-    served = served[served > 0]
-    rows = metric.num_rows
-    return RowsServed(
-        median=float(np.median(served)),
-        often=math.floor(np.percentile(served, _OFTEN)),
-        linked=tuple(
-            len(np.unique(picked.indices[:, :limit][picked.present[:, :limit]])) / rows
-            for limit in LIMITS
-        ),
-    )
-
-
 # A second record that is farther than so many times the first is another one's.
 _FARTHER: Final = 4.0
 _NEARLY_ALL: Final = 0.9
@@ -259,13 +165,23 @@ class ExpectedLinks:
         return warnings
 
 
-def expected_links(config: FederationConfig, primary: KeyTable, own: KeyTable) -> ExpectedLinks:
+LARGE_LINKAGE: Final = 200_000
+"""Rows and records together from which linking is announced."""
+
+
+def expected_links(
+    config: FederationConfig,
+    primary: KeyTable,
+    own: KeyTable,
+    show: Callable[[str], None] = ignore_note,
+) -> ExpectedLinks:
     """Link one secondary as a run would, or a sample if that would take long.
 
     Args:
         config: The federation file.
         primary: The primary's keys.
         own: The secondary's.
+        show: Receives a line about a linkage that may take long.
 
     Raises:
         DataError: If the tables can't be linked.
@@ -277,6 +193,8 @@ def expected_links(config: FederationConfig, primary: KeyTable, own: KeyTable) -
     # A run counts rows with a record, whatever a secret sample holds.
     spec = dataclasses.replace(spec, choice=dataclasses.replace(spec.choice, sampling_rate=1.0))
     rows, records = primary.num_rows, own.num_rows
+    if rows + records >= LARGE_LINKAGE:
+        show(f"linking {own.name}: {rows:,} rows, {records:,} records")
     better = better_spelling(spec.keys, primary, own)
     mine, theirs = primary, own
     if not spec.keys.metric.quick and rows * records > _MOST_PAIRS:
@@ -326,19 +244,13 @@ def _some(keys: KeyTable, count: int) -> KeyTable:
     return keys.take(np.sort(drawn))
 
 
-_STEPS: Final = 8
-_WARM_UP: Final = 2
 # Of a round: headers of frames, a plan, a signature of the ledger's head.
 _ROUND_BYTES: Final = 600
-# A perceptron's step beside one of the top model, which holds about such a perceptron.
-_NETWORK_STEP: Final = 0.6
-# The optimizer's part of a step beside forward and backward; loading one takes longer than a check.
-_UPDATE: Final = 0.3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Costs:
-    """Estimated costs of a run; a real run stops early, waits for others and shares its machine."""
+    """Bytes of all epochs of a run; protected linkage is not counted."""
 
     bytes_received: int
     """Bytes of releases that the primary receives from all secondaries."""
@@ -347,53 +259,26 @@ class Costs:
     """Bytes that the primary sends to all secondaries: row numbers, gradients of trained bottom
     models, and shown keys."""
 
-    step_seconds: float
-    """Measured seconds of one training step of the primary's model on this machine."""
 
-    seconds: float
-    """Upper bound on the seconds of all epochs and the local baseline, without linking."""
-
-    memory_bytes: int | None
-    """Peak memory of this process with all tables on this machine; None if the system has no
-    figure."""
-
-
-def estimate_costs(plan: RunPlan, table: PartyTable, keys: KeyTable | None) -> Costs:
+def estimate_costs(plan: RunPlan, keys: KeyTable | None) -> Costs:
     """Estimate a run's costs.
 
     Args:
         plan: The run.
-        table: The primary's table.
         keys: The primary's keys; None if they are not shown.
-
-    Raises:
-        ConfigError: If the family can't build its top model.
     """
     config, releases = plan.config, plan.releases
     secondaries = len(config.secondaries)
     per_row = 8 * plan.cut.words(1024) / 1024
     received = secondaries * releases.row_releases * per_row + releases.rounds * _ROUND_BYTES
     sent = secondaries * (8 * releases.row_releases + releases.rounds * _ROUND_BYTES)
-    steps: float = config.training.epochs * -(-plan.facts.train_rows // config.training.batch_size)
     if plan.regime.learns:
         positions, width = config.family.cut_shape(config.model)
         trained = config.training.epochs * plan.facts.train_rows
         sent += secondaries * 4 * positions * width * trained
     if keys is not None:
         sent += secondaries * _key_bytes(keys)
-    # Of the primary alone, the network: trees take a few seconds where it takes a minute.
-    network = BaselineConfig()
-    network_steps = network.epochs * -(-plan.facts.train_rows // network.batch_size)
-    parties = 1 + secondaries if plan.regime.learns else 1
-    step = _step_seconds(config, table, plan)
-    steps = steps * parties + _NETWORK_STEP * network_steps
-    return Costs(
-        bytes_received=round(received),
-        bytes_sent=round(sent),
-        step_seconds=step,
-        seconds=step * steps,
-        memory_bytes=peak_memory_bytes(),
-    )
+    return Costs(bytes_received=round(received), bytes_sent=round(sent))
 
 
 def _key_bytes(keys: KeyTable) -> int:
@@ -404,32 +289,6 @@ def _key_bytes(keys: KeyTable) -> int:
         else:
             total += 8 * len(column)
     return total
-
-
-def _step_seconds(config: FederationConfig, table: PartyTable, plan: RunPlan) -> float:
-    """Time the primary's part of a training step, on made-up numbers."""
-    if config.top is not None:
-        return 0.0  # an estimator is fitted once, in about the time that solo takes
-    rows = min(config.training.batch_size, plan.facts.train_rows)
-    classes = len(table.classes or ()) if config.federation.task == "multiclass" else 1
-    top = build_top(config, table, TaskHead(task=config.federation.task, num_classes=classes))
-    random = torch.Generator().manual_seed(0)
-
-    def numbers(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=random)
-
-    features, keys = numbers(rows, table.num_features), numbers(rows, table.key_dim)
-    aggregate = numbers(rows, *config.family.cut_shape(config.model))
-    similarities = None
-    if config.family.needs_similarities(config.model):
-        similarities = numbers(rows, len(config.secondaries), config.model.neighbours)
-    started = 0.0
-    for step in range(_WARM_UP + _STEPS):
-        if step == _WARM_UP:
-            started = time.perf_counter()
-        loss = top(features, keys, aggregate, similarities).square().mean()
-        loss.backward()
-    return (1 + _UPDATE) * (time.perf_counter() - started) / _STEPS
 
 
 # Of a frozen run the noise is the same for any number of rows: each is released once.
@@ -530,7 +389,7 @@ def check_federation(
         path: The federation file.
         name: Party whose table is on this machine; None: all tables are.
         data_root: Where relative paths start; default: next to the file.
-        show: Receives each database's query before it is run.
+        show: Receives each database's query before it is run, and what takes long.
 
     Raises:
         ConfigError: If ``name`` is no party of the file.
@@ -569,7 +428,7 @@ def check_federation(
         check.warnings += party_check.warnings
     check.problems += _left_open(path, {party_check.party.name for party_check in check.parties})
     if check.config is not None:
-        _see_the_run(check, check.config)
+        _see_the_run(check, check.config, show)
     return check
 
 
@@ -598,7 +457,7 @@ def _what_is_unsure(mended: set[str]) -> bool:
     )
 
 
-def _see_the_run(check: Check, config: FederationConfig) -> None:
+def _see_the_run(check: Check, config: FederationConfig, show: Callable[[str], None]) -> None:
     check.warnings = [*warnings_about(config), *check.warnings]
     try:
         require_helpers(config)
@@ -606,7 +465,7 @@ def _see_the_run(check: Check, config: FederationConfig) -> None:
         check.warnings.append(f"{error} (between processes; simulate does without)")
     by_name = {party_check.party.name: party_check for party_check in check.parties}
     primary = by_name.get(config.primary.name)
-    _link(check, config, primary, by_name)
+    _link(check, config, primary, by_name, show)
     _plan(check, config, primary)
 
 
@@ -615,6 +474,7 @@ def _link(
     config: FederationConfig,
     primary: PartyCheck | None,
     by_name: Mapping[str, PartyCheck],
+    show: Callable[[str], None],
 ) -> None:
     if primary is None or primary.keys is None:
         for party in config.secondaries:
@@ -627,7 +487,7 @@ def _link(
         if own is None or own.keys is None or own.keys.num_rows < config.model.neighbours:
             continue
         try:
-            links = expected_links(config, primary.keys, own.keys)
+            links = expected_links(config, primary.keys, own.keys, show)
         except SecureVflError as error:
             check.problems.append(str(error))
             continue
@@ -652,7 +512,7 @@ def _plan(check: Check, config: FederationConfig, primary: PartyCheck | None) ->
         check.plan = plan_run(config, facts)
         if table is not None and primary is not None:
             shown = primary.keys if config.linkage.protection == "none" else None
-            check.costs = estimate_costs(check.plan, table, shown)
+            check.costs = estimate_costs(check.plan, shown)
     except SecureVflError as error:
         if str(error) not in check.problems:
             check.problems.append(str(error))

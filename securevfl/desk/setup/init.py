@@ -3,7 +3,7 @@
 import contextlib
 import textwrap
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Any, Final
@@ -17,7 +17,7 @@ from securevfl.core.errors import ConfigError, DataError, SecureVflError
 from securevfl.core.formatting import toml_key, toml_text, toml_value
 from securevfl.core.settings import read_settings
 from securevfl.data.doubts import TableInUse, ask
-from securevfl.data.sources.read import holds_cells, read_frame, with_dates
+from securevfl.data.sources.read import holds_cells, ignore_note, read_frame, with_dates
 from securevfl.data.sources.settings import (
     SOURCE_SUFFIX,
     Reading,
@@ -28,6 +28,7 @@ from securevfl.data.sources.settings import (
 )
 from securevfl.data.tables import KeyTable, default_validation_fraction
 from securevfl.desk.setup import check, proposed_columns, spelling
+from securevfl.desk.setup.party_check import announce_reading
 from securevfl.desk.setup.proposal import ColumnUse, Proposal, Wishes, propose, table_in_use
 from securevfl.linkage.metrics.metric import KeySpec
 from securevfl.linkage.stage.party_keys import read_keys
@@ -71,7 +72,7 @@ def _head(proposal: Proposal) -> str:
 def _federation(proposal: Proposal) -> str:
     return _lines(
         "[federation]",
-        f"name = {toml_value(proposal.name)}",
+        f"name = {toml_value(proposal.wishes.name)}",
         f"task = {toml_value(proposal.task)}{_aside(proposal.task_reason)}",
     )
 
@@ -144,7 +145,7 @@ def _privacy(proposal: Proposal, chosen: Mapping[str, Any]) -> str:
     return _lines(
         _comment("What this promises, in a sentence to sign: securevfl check FED.toml."),
         "[privacy]",
-        f"epsilon = {float(proposal.epsilon)!r}",
+        f"epsilon = {float(proposal.wishes.epsilon)!r}",
         f"delta = {proposal.delta:g}" + _aside("well below 1 over the records of a table"),
         _setting(chosen, "encoder", "made before training; each row is released once"),
         _comment(
@@ -153,22 +154,8 @@ def _privacy(proposal: Proposal, chosen: Mapping[str, Any]) -> str:
             "refuse it."
         ),
         'unit = "secondary-record"',
-        *_served_comment(proposal),
         _setting(chosen, "links_per_record", "one record moves one row at most"),
     )
-
-
-def _served_comment(proposal: Proposal) -> list[str]:
-    """Return the comment on how many rows a record serves, if the file may tell it."""
-    if not proposal.bounds_from_data or not proposal.served:
-        return []
-    notes = [
-        f"Of {name}, {served_rows.in_words()}." for name, served_rows in proposal.served.items()
-    ]
-    if any(served_rows.few for served_rows in proposal.served.values()):
-        notes.append(f"{check.WHAT_MORE_COSTS}.")
-    notes.append("Taken from the keys (--bounds-from-data); epsilon does not cover it.")
-    return [_comment(" ".join(notes))]
 
 
 def _protection(proposal: Proposal) -> list[str]:
@@ -185,8 +172,10 @@ def _protection(proposal: Proposal) -> list[str]:
 
 def _linkage(proposal: Proposal, chosen: Mapping[str, Any]) -> str:
     truth = []
-    if proposal.truth is not None:
-        truth = [f"truth = {toml_value(proposal.truth)}" + _aside("for the quality of links")]
+    if proposal.wishes.truth is not None:
+        truth = [
+            f"truth = {toml_value(proposal.wishes.truth)}" + _aside("for the quality of links")
+        ]
     return _lines(
         *(_comment(f"Keys: {reason}.") for reason in proposal.keys.reasons),
         *_protection(proposal),
@@ -219,10 +208,10 @@ def _party(proposal: Proposal, number: int) -> str:
         data, reading = [f"data = {toml_value(_own_file(table))}{_aside('says where it lies')}"], []
     lines += [*data, *reading, f"key = {toml_value(proposal.keys.columns[table.name])}"]
     if not number:
-        lines.append(f"label = {toml_value(proposal.label)}")
-        if proposal.positive is not None:
+        lines.append(f"label = {toml_value(proposal.wishes.label)}")
+        if proposal.wishes.positive is not None:
             lines.append(
-                f"positive = {toml_value(proposal.positive)}"
+                f"positive = {toml_value(proposal.wishes.positive)}"
                 + _aside("what probabilities are about")
             )
     excluded = [use for use in uses if use.use == "excluded"]
@@ -277,7 +266,7 @@ def _declarations(proposal: Proposal, party: str) -> list[str]:
                 f"them in, or exclude the columns"
             )
         ]
-    if proposal.bounds_from_data:
+    if proposal.wishes.bounds_from_data:
         lines += [_comment(FROM_RECORDS)]
     lines.append("[party.bounds]" + _aside("values outside are cut off"))
     lines += [line for use in features if (line := _bounds(use)) is not None]
@@ -335,7 +324,11 @@ def _plain(text: str) -> str:
 
 
 def look_at(
-    path: Path, *, declared: proposed_columns.Declared, root: Path
+    path: Path,
+    *,
+    declared: proposed_columns.Declared,
+    root: Path,
+    show: Callable[[str], None] = ignore_note,
 ) -> proposed_columns.Table:
     """Read a table on this machine and describe its columns.
 
@@ -343,6 +336,7 @@ def look_at(
         path: The table.
         declared: The user's declarations of columns.
         root: Folder at which the federation file's relative paths start.
+        show: Receives a line about a table that takes long to read.
 
     Raises:
         DataError: If it can't be read.
@@ -351,6 +345,7 @@ def look_at(
     if is_source_file(path) and not path.resolve().is_relative_to(root.resolve()):
         raise DataError(f"{where}: must lie below the folder of --out, {root}; copy it there")
     reading, wanted = declared.reading_of(name), Wanted(words=declared.words)
+    announce_reading(path, name, show)
     try:
         frame = read_frame(path, where=where, reading=reading, wanted=wanted)
     except DataError as error:
@@ -384,6 +379,7 @@ def propose_file(
     wishes: Wishes,
     declared: proposed_columns.Declared,
     root: Path,
+    show: Callable[[str], None] = ignore_note,
 ) -> tuple[Proposal, str]:
     """Propose a federation; return it with its file's text.
 
@@ -394,6 +390,7 @@ def propose_file(
         wishes: The user's requests.
         declared: The user's declarations of columns.
         root: Folder at which the file's relative paths start.
+        show: Receives a line about each step that may take long.
 
     Raises:
         ConfigError: If nothing can be proposed.
@@ -409,7 +406,7 @@ def propose_file(
     tables = [
         proposed_columns.with_declared(proposed_columns.read_column_list(path), declared)
         if path.suffix == ".json"
-        else look_at(path, declared=declared, root=root)
+        else look_at(path, declared=declared, root=root, show=show)
         for path in (primary, *secondaries, *lists)
     ]
     require_own_tables(
@@ -419,7 +416,7 @@ def propose_file(
     )
     proposed_columns.require_columns(tables, declared)
     proposal = propose(_with_names_that_differ(tables), wishes)
-    proposal = _with_links(_with_doubts(proposal), root)
+    proposal = _with_links(_with_doubts(proposal), root, show)
     text = federation_text(proposal)
     _parse(text)
     return proposal, text
@@ -437,7 +434,7 @@ def _with_doubts(proposal: Proposal) -> Proposal:
         in_use = table_in_use(
             table,
             key=proposal.keys.columns[table.name],
-            label=proposal.label if primary else None,
+            label=proposal.wishes.label if primary else None,
             task=proposal.task if primary else None,
         )
         if in_use is None:
@@ -461,7 +458,7 @@ def warnings_of(table: TableInUse, name: str) -> tuple[str, ...]:
     return warning
 
 
-def _with_links(proposal: Proposal, root: Path) -> Proposal:
+def _with_links(proposal: Proposal, root: Path, show: Callable[[str], None]) -> Proposal:
     """Return a proposal with figures of links between the tables on this machine."""
     config = _parse(federation_text(proposal))
     keys = _keys(proposal, config, root)
@@ -484,18 +481,12 @@ def _with_links(proposal: Proposal, root: Path) -> Proposal:
     if there and all(check.one_is_right(spec, first, own) is not None for own in there):
         proposal = replace(proposal, keys=replace(proposal.keys, neighbours=1))
         config = _parse(federation_text(proposal))
-        spec = link_spec(config)
-    served = {own.name: check.rows_served(spec, first, own) for own in there}
+    links = {}
     for own in there:
         with contextlib.suppress(SecureVflError):  # check names it
-            doubts += check.expected_links(config, first, own).doubts
-    return replace(
-        proposal,
-        served={
-            name: served_rows for name, served_rows in served.items() if served_rows is not None
-        },
-        doubts=tuple(doubts),
-    )
+            links[own.name] = check.expected_links(config, first, own, show)
+            doubts += links[own.name].warnings(config)
+    return replace(proposal, links=links, doubts=tuple(doubts))
 
 
 def _better_spelling(

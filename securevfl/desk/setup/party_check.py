@@ -59,6 +59,17 @@ class PartyCheck:
     """Keys for linkage; None if there is a problem."""
 
 
+LARGE_FILE: Final = 50_000_000
+"""Bytes of a table from which its reading is announced."""
+
+
+def announce_reading(path: Path, name: str, show: Callable[[str], None]) -> None:
+    """Show that a large table is read, which takes a while."""
+    size = path.stat().st_size if path.is_file() else 0
+    if size >= LARGE_FILE:
+        show(f"{name}: reading {path}, {size / 1e6:,.0f} MB")
+
+
 def check_party(
     party: PartySettings,
     config: FederationConfig | None,
@@ -72,7 +83,7 @@ def check_party(
         config: The federation; None if it can't be read as a whole, so that only the named columns
             are checked.
         data_root: Folder at which relative paths start.
-        show: Receives a database's query before it is run.
+        show: Receives a database's query before it is run, and what takes long.
 
     Reveals:
         Nothing leaves the process; problems may quote a cell of the table, for its owner.
@@ -84,6 +95,7 @@ def check_party(
     texts = [own for own, kind in zip(party.key, kinds.values(), strict=False) if kind == "text"]
     if (query := query_behind(path)) is not None:
         show(f"{party.name}: {path} runs the query {' '.join(query.split())}")
+    announce_reading(path, party.name, show)
     try:
         frame = read_frame(
             path,

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
@@ -13,7 +13,7 @@ from securevfl.data.cells import amounts_of, dates_of, texts_of
 from securevfl.data.doubts import TableInUse
 from securevfl.data.keys_and_labels import encode_labels, rarer_class
 from securevfl.data.scaling import ColumnSettings
-from securevfl.desk.setup.check import LIMITS, RowsServed
+from securevfl.desk.setup.check import ExpectedLinks
 from securevfl.desk.setup.proposed_columns import (
     Bounds,
     Column,
@@ -103,7 +103,9 @@ class Wishes:
 class Proposal:
     """Proposed federation, as ``init`` writes it."""
 
-    name: str
+    wishes: Wishes
+    """Requests, completed by what is proposed where none was made."""
+
     tables: tuple[Table, ...]
     """Tables of all parties, the primary's first."""
 
@@ -113,18 +115,13 @@ class Proposal:
     keys: KeyProposal
     task: Task
     task_reason: str
-    label: str
-    positive: str | None
-    truth: str | None
     some_unlabelled: bool
     """True if rows of the primary lack a label."""
 
-    epsilon: float
     delta: float
     classes: int | None
     """Number of classes of the label; None: unknown."""
 
-    bounds_from_data: bool
     spelling: Mapping[str, Any] = field(default_factory=dict)
     """Settings of ``[linkage]`` under which keys of tables on this machine are spelled alike."""
 
@@ -143,25 +140,25 @@ class Proposal:
         alone = self.classes == 2 and self.keys.metric != "exact"
         return 1 if alone else self.keys.neighbours
 
-    served: Mapping[str, RowsServed] = field(default_factory=dict)
-    """Rows that a secondary's records serve, by party, for tables on this machine."""
+    links: Mapping[str, ExpectedLinks] = field(default_factory=dict)
+    """Expected links by secondary, for tables on this machine."""
 
     @property
     def positive_in_words(self) -> str:
         """The positive class with its share of the rows; empty where it is not known here."""
-        column = self.tables[0].column(self.label)
+        column = self.tables[0].column(self.wishes.label)
         if self.task != "binary" or column is None or column.values is None:
             return ""
         labels, classes = encode_labels(
-            column.values.dropna(), task="binary", where="--label", positive=self.positive
+            column.values.dropna(), task="binary", where="--label", positive=self.wishes.positive
         )
-        positive = classes[1] if classes else self.positive
+        positive = classes[1] if classes else self.wishes.positive
         return f"positive: {positive!r} ({labels.mean():.1%} of the rows)"
 
     @property
     def left_open(self) -> list[tuple[str, str]]:
         """Party and column of each missing declaration; the file runs without any."""
-        label = [] if self.classes is not None else [(self.tables[0].name, self.label)]
+        label = [] if self.classes is not None else [(self.tables[0].name, self.wishes.label)]
         return label + [
             (name, use.column.name)
             for name, uses in self.uses.items()
@@ -193,18 +190,10 @@ class Proposal:
                 party: {use.column.name: {"use": use.use, "why": use.reason} for use in uses}
                 for party, uses in self.uses.items()
             },
-            "epsilon": self.epsilon,
+            "epsilon": self.wishes.epsilon,
             "delta": self.delta,
-            "bounds_from_data": self.bounds_from_data,
-            "rows_served": {
-                name: {
-                    "median": served.median,
-                    "nine_in_ten": served.often,
-                    "linked": dict(zip(map(str, LIMITS), served.linked, strict=True)),
-                    "warning": served.warning(name),
-                }
-                for name, served in self.served.items()
-            },
+            "bounds_from_data": self.wishes.bounds_from_data,
+            "links": {name: links.as_json() for name, links in self.links.items()},
         }
 
 
@@ -248,21 +237,21 @@ def propose(tables: Sequence[Table], wishes: Wishes) -> Proposal:
                 f"{', '.join(keys.columns[name])}. Name fewer by --key, or give it more columns"
             )
     return Proposal(
-        name=wishes.name or primary.name,
+        wishes=replace(wishes, name=wishes.name or primary.name, positive=positive),
         tables=tuple(tables),
         uses=uses,
         keys=keys,
         task=task,
         task_reason=why,
-        label=wishes.label,
-        positive=positive,
-        truth=wishes.truth,
         some_unlabelled=bool(label.inferred and label.inferred.missing),
-        epsilon=wishes.epsilon,
         delta=min(table.delta or largest_delta(table.rows) for table in secondaries),
         classes=_classes_of(label, task),
-        bounds_from_data=wishes.bounds_from_data,
     )
+
+
+def declared_uses(table: Table) -> list[ColumnUse]:
+    """Return what a secondary's columns would be, before keys are chosen."""
+    return [_use_of(column, False, (), Wishes(label="")) for column in table.columns]
 
 
 def table_in_use(

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from securevfl.core import checks, files
-from securevfl.core.column_names import meaning_of, names_one_person
+from securevfl.core.column_names import BIRTH, ONE_PERSON, meaning_of, words_of
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.settings import read_settings
 from securevfl.data.cells import day_number, share_with_zone, texts_of
@@ -47,6 +47,12 @@ _DATE_FORMS: Final = tuple(
 )
 _LIKE_A_DATE: Final = r"\s*(\d{1,2}[./-]\d{1,2}[./-]\d{4}|\d{4}[./]\d{1,2}[./]\d{1,2})( .*)?"
 
+# Names of things, not of people.
+_THINGS: Final = frozenset(
+    {"product", "item", "brand", "model", "plan", "file", "column", "event", "campaign", "shop"}
+    | {"store", "channel", "category", "type", "class", "species", "station", "sensor"}
+)
+
 T = TypeVar("T")
 
 LIST_FORMAT: Final = "securevfl-columns-1"
@@ -54,8 +60,8 @@ LIST_FORMAT: Final = "securevfl-columns-1"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Column:
-    """One column of a table, or of a partner's list."""
+class ListedColumn:
+    """A column as a list for partners describes it."""
 
     name: str
     """Its name."""
@@ -63,14 +69,11 @@ class Column:
     kind: Held
     """Kind of content."""
 
-    bounds: Bounds | None = None
+    bounds: tuple[float | str, ...] | None = None
     """Declared least and largest value, never taken from records; dates as texts."""
 
     words: tuple[str, ...] | None = None
     """Declared words, never taken from records."""
-
-    declared_by: str = ""
-    """Origin of the bounds or words, in words."""
 
     excluded: bool = False
     """True if the owner says that the column is no feature."""
@@ -78,19 +81,34 @@ class Column:
     may_be_missing: bool = False
     """True if the owner says that values may be missing."""
 
-    inferred: ColumnKind | None = None
-    """Kind inferred from the records; None if the table is not on this machine."""
-
-    values: "pd.Series[Any] | None" = None
-
-    form: KeyForm | None = None
-    """Form of its values, where the column may be a key and its values are many."""
-
     no_feature: str = ""
     """Reason why the column is no feature, as its owner's list gives it."""
 
     unit: str = ""
     """Sign behind its numbers, such as ``%``."""
+
+    form: KeyForm | None = None
+    """Form of its values, where the column may be a key and its values are many."""
+
+    @property
+    def listed(self) -> dict[str, Any]:
+        """What a list has of the column, by name."""
+        return {known.name: getattr(self, known.name) for known in fields(ListedColumn)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Column(ListedColumn):
+    """One column of a table, or of a partner's list."""
+
+    bounds: Bounds | None = None
+
+    declared_by: str = ""
+    """Origin of the bounds or words, in words."""
+
+    inferred: ColumnKind | None = None
+    """Kind inferred from the records; None if the table is not on this machine."""
+
+    values: "pd.Series[Any] | None" = None
 
     @property
     def one_each(self) -> bool:
@@ -362,21 +380,6 @@ def _matches(patterns: Sequence[str], column: str) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ListedColumn:
-    """A column as a list for partners describes it."""
-
-    name: str
-    kind: Held
-    bounds: tuple[float | str, ...] | None = None
-    words: tuple[str, ...] | None = None
-    excluded: bool = False
-    may_be_missing: bool = False
-    no_feature: str = ""
-    unit: str = ""
-    form: KeyForm | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ColumnList:
     """A table's card: its columns, from which partners propose a federation file."""
 
@@ -386,6 +389,24 @@ class ColumnList:
     reading: Reading = AS_IT_IS
     delta: float | None = None
     columns: tuple[ListedColumn, ...]
+
+
+def names_one_person(name: str, kind: str) -> bool:
+    """Return whether a column's name suggests that it identifies a person, so is no feature.
+
+    Args:
+        name: The column's name.
+        kind: The column's kind of values. Numbers and truth values are no names, and a weight at
+            birth is no birth date.
+    """
+    words = set(words_of(name))
+    if kind == "boolean" or words & _THINGS:
+        return False
+    if kind == "number":
+        return bool(words & {"dob", "birthdate", "geburtsdatum"}) or {"birth", "date"} <= words
+    if words & BIRTH and not words & ONE_PERSON:
+        return kind in ("date", "text", "unusable")
+    return bool(words & ONE_PERSON)
 
 
 def excluded_because(column: Column) -> str | None:
@@ -435,10 +456,7 @@ def write_column_list(table: Table, path: Path) -> None:
     """
     columns = []
     for column in table.columns:
-        values = {
-            data_field.name: getattr(column, data_field.name) for data_field in fields(ListedColumn)
-        }
-        values["no_feature"] = excluded_because(column) or ""
+        values = {**column.listed, "no_feature": excluded_because(column) or ""}
         if column.form is not None:
             form = asdict(column.form).items()
             values["form"] = {name: value for name, value in form if value or name == "texts"}
@@ -473,16 +491,11 @@ def read_column_list(path: Path) -> Table:
         listed = read_settings(ColumnList, content, where="list")
         columns = tuple(
             Column(
-                name=column.name,
-                kind=column.kind,
-                bounds=None if column.bounds is None else checked_bounds(column.bounds),
-                words=column.words,
+                **{
+                    **column.listed,
+                    "bounds": None if column.bounds is None else checked_bounds(column.bounds),
+                },
                 declared_by="as the party's column list declares",
-                excluded=column.excluded,
-                may_be_missing=column.may_be_missing,
-                no_feature=column.no_feature,
-                unit=column.unit,
-                form=column.form,
             )
             for column in listed.columns
         )

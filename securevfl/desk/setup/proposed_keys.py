@@ -1,12 +1,12 @@
 """Proposed key columns: those with matching names and kinds in all tables."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Final
 
 from securevfl.config.encoder import NEIGHBOURS
-from securevfl.core.column_names import canonical, keys_in_clear, meaning_of, spelled_in_digits
+from securevfl.core.column_names import BIRTH, keys_in_clear, meaning_of, words_of
 from securevfl.core.errors import ConfigError
 from securevfl.data.cells import texts_of
 from securevfl.desk.setup.proposed_columns import Column, Table, no_such_column
@@ -64,6 +64,8 @@ class KeyProposal:
         return keys_in_clear(self.protection, next(iter(self.columns.values())))
 
 
+_DIGITS: Final = BIRTH | {"postcode", "postal", "zip", "zipcode", "plz"}
+_FILLERS: Final = frozenset({"key", "full"})
 _SPELLED: Final = {"words", "text", "date"}
 """Kinds of columns that can mean the same."""
 
@@ -93,7 +95,10 @@ def propose_keys(
     if good:
         return _by_ids(tables, ids, max(good, key=lambda name: agreement[name] or 0), agreement)
     if {"longitude", "latitude"} <= set(shared):
-        return _by_places(tables, shared)
+        near = "near means metres along the surface of the earth"
+        reason = f"a longitude and a latitude in every table; {near}"
+        axes = ["longitude", "latitude"]
+        return _by_shared(tables, shared, axes, "great-circle", reason)
     texts = {name: by for name, by in shared.items() if name in ids or _tells_a_person(name, by)}
     if any(name not in ids and not _are_dates(by) for name, by in texts.items()):
         return _by_texts(tables, texts, agreement)
@@ -102,10 +107,13 @@ def propose_keys(
         return _by_ids(tables, ids, max(ids, key=lambda name: agreement[name] or 0), agreement)
     days = [name for name, by in texts.items() if _are_dates(by)]
     if days:
-        return _by_days(tables, shared, days)
+        reason = f"dates of people in every table; {_EQUAL_DATES}"
+        return _by_shared(tables, shared, days, "exact", reason)
     times = {name: by for name, by in shared.items() if _is_time(name, by)}
     if times:
-        return _by_times(tables, times, next(iter(times)))
+        name, reason = next(iter(times)), f"a time in every table; {_NEAR_IN_TIME}"
+        proposal = _by_shared(tables, times, [name], "euclidean", reason)
+        return replace(proposal, doubts=_zones(times[name]))
     common = [dict.fromkeys(by[table.name].name for table in tables) for by in shared.values()]
     common_columns = ", ".join("=".join(names) for names in common) or "none"
     raise ConfigError(
@@ -120,13 +128,25 @@ def _shared_columns(tables: Sequence[Table], without: Sequence[str]) -> _Shared:
     for table in tables:
         for column in table.columns:
             if column.name not in without and not column.excluded:
-                by_name.setdefault(canonical(column.name), {}).setdefault(table.name, column)
+                by_name.setdefault(_canonical(column.name), {}).setdefault(table.name, column)
     return {
         name: by
         for name, by in by_name.items()
         if len(by) == len(tables)
         and (len(kinds := {column.kind for column in by.values()}) == 1 or kinds <= _SPELLED)
     }
+
+
+def _canonical(name: str) -> str:
+    """Return a canonical name, equal for the names that two parties may give to one column."""
+    words = [word for word in words_of(name) if word not in _FILLERS] or words_of(name)
+    meaning = meaning_of(name)
+    return meaning if meaning in ("longitude", "latitude") else "_".join(words)
+
+
+def _spelled_in_digits(name: str) -> bool:
+    """Return whether an identifying column may hold digits only: a postcode, a date of birth."""
+    return bool(set(words_of(name)) & _DIGITS)
 
 
 def _is_identity(name: str, by: Mapping[str, Column]) -> bool:
@@ -157,7 +177,7 @@ def _tells_a_person(name: str, by: Mapping[str, Column]) -> bool:
     kinds = {column.kind for column in by.values()}
     if meaning_of(name) != "person" or "boolean" in kinds:
         return False
-    return "number" not in kinds or spelled_in_digits(name)
+    return "number" not in kinds or _spelled_in_digits(name)
 
 
 def _are_dates(by: Mapping[str, Column]) -> bool:
@@ -204,35 +224,12 @@ def _by_ids(
     )
 
 
-def _by_places(tables: Sequence[Table], shared: _Shared) -> KeyProposal:
-    columns = _columns(tables, shared, ["longitude", "latitude"])
-    return KeyProposal(
-        metric="great-circle",
-        columns=columns,
-        reasons=(
-            f"{_names(columns)}: a longitude and a latitude in every table; near means metres "
-            f"along the surface of the earth",
-        ),
-    )
-
-
-def _by_days(tables: Sequence[Table], shared: _Shared, names: Sequence[str]) -> KeyProposal:
+def _by_shared(
+    tables: Sequence[Table], shared: _Shared, names: Sequence[str], metric: str, reason: str
+) -> KeyProposal:
+    """Return a proposal of columns that all tables have, with one reason."""
     columns = _columns(tables, shared, names)
-    return KeyProposal(
-        metric="exact",
-        columns=columns,
-        reasons=(f"{_names(columns)}: dates of people in every table; {_EQUAL_DATES}",),
-    )
-
-
-def _by_times(tables: Sequence[Table], times: _Shared, name: str) -> KeyProposal:
-    columns = _columns(tables, times, [name])
-    return KeyProposal(
-        metric="euclidean",
-        columns=columns,
-        reasons=(f"{_names(columns)}: a time in every table; {_NEAR_IN_TIME}",),
-        doubts=_zones(times[name]),
-    )
+    return KeyProposal(metric=metric, columns=columns, reasons=(f"{_names(columns)}: {reason}",))
 
 
 def _zones(columns: Mapping[str, Column]) -> tuple[str, ...]:

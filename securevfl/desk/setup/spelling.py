@@ -7,7 +7,7 @@ has the form of its keys, and forms are compared.
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -97,13 +97,22 @@ def better_spelling(spec: KeySpec, primary: KeyTable, own: KeyTable) -> BetterSp
     now = _shares(spec, both, least=(0, 0))
     if now.rows >= _ENOUGH:
         return None
-    single = _unset(spec)
-    large = sum(keys.num_rows for keys in both) > _LARGE
+    return _best(
+        _candidates(spec, pairs=sum(keys.num_rows for keys in both) <= _LARGE),
+        lambda settings: _shares(_with(spec, settings), both, least=now.different).rows,
+        now=now.rows,
+    )
+
+
+def _best(
+    candidates: Sequence[dict[str, Any]], share_of: Callable[[dict[str, Any]], float], *, now: float
+) -> BetterSpelling | None:
+    """Return the settings with the largest share; None if none is worth a setting."""
     best = None
-    for settings in single if large else (*single, *_pairs(single)):
-        share = _shares(_with(spec, settings), both, least=now.different).rows
-        if share > _MORE + (now.rows if best is None else best.share):
-            best = BetterSpelling(settings=settings, share=share, share_now=now.rows)
+    for settings in candidates:
+        share = share_of(settings)
+        if share > _MORE + (now if best is None else best.share):
+            best = BetterSpelling(settings=settings, share=share, share_now=now)
     return best
 
 
@@ -112,15 +121,12 @@ def _as_compared(spec: KeySpec) -> KeySpec:
     return spec if isinstance(spec.metric, Exact) else dataclasses.replace(spec, fold=True)
 
 
-def _unset(spec: KeySpec) -> list[dict[str, Any]]:
+def _candidates(spec: KeySpec, *, pairs: bool = True) -> list[dict[str, Any]]:
+    """Return the settings that a spec lacks, one by one and, if asked for, in pairs."""
     known = {*spec.spelling.settings, *(["fold"] if spec.fold else [])}
-    return [setting for setting in _SETTINGS if not known & set(setting)]
-
-
-def _pairs(single: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [
-        first | other for first, other in combinations(single, 2) if not set(first) & set(other)
-    ]
+    single = [setting for setting in _SETTINGS if not known & set(setting)]
+    both = combinations(single if pairs else [], 2)
+    return single + [first | other for first, other in both if not set(first) & set(other)]
 
 
 def _with(spec: KeySpec, settings: dict[str, Any]) -> KeySpec:
@@ -382,16 +388,17 @@ def better_by_forms(
     if not known:
         return None
     merging = [set(names.split("+")) for pair in known for form in pair for names in form.merges]
-    now = _likeness(spec, known)
-    best = None
-    single = _unset(spec)
-    for settings in (*single, *_pairs(single)):
-        if any(names <= {*settings, *spec.spelling.settings} for names in merging):
-            continue
-        share = _likeness(_with(spec, settings), known)
-        if share > _MORE + (now if best is None else best.share):
-            best = BetterSpelling(settings=settings, share=share, share_now=now, of_forms=True)
-    return best
+    candidates = [
+        settings
+        for settings in _candidates(spec)
+        if not any(names <= {*settings, *spec.spelling.settings} for names in merging)
+    ]
+    best = _best(
+        candidates,
+        lambda settings: _likeness(_with(spec, settings), known),
+        now=_likeness(spec, known),
+    )
+    return best and dataclasses.replace(best, of_forms=True)
 
 
 def doubts_about_forms(

@@ -20,6 +20,7 @@ import pyarrow as pa
 from helpers.fuzzing.files import folder, moded
 from helpers.fuzzing.mutation import altered_tree, as_json, havoc
 from helpers.fuzzing.target import Broken, Target, require_one_line
+from helpers.shown_token import HEADERS, TOKEN
 
 from securevfl.core.errors import SecureVflError
 from securevfl.data.scaling import ColumnSettings
@@ -29,7 +30,7 @@ from securevfl.federation.run_plan import PredictionBudget
 from securevfl.runtime.predictions import Predictions
 from securevfl.serving.api import RowFormat, Served, make_app
 from securevfl.serving.asking import Asker
-from securevfl.serving.guard import Guard, Rate, ServiceMetrics
+from securevfl.serving.guard import Guard, Rate
 
 _TEXT: Final = (
     b"id,name,since,income\n1,Ann,2020-01-01,1.5\n2,,2021-02-03,\n3,B\xc3\xa9a,2019-12-31,2e3\n"
@@ -187,22 +188,19 @@ def _app() -> tuple[Guard, asyncio.AbstractEventLoop]:
         task="regression",
         classes=None,
         rows=RowFormat.of(schema, {"name": "text"}),
-        max_rows=100,
     )
-    figures = ServiceMetrics()
-    app = make_app(served, _Answering(schema), figures, Rate(None, time.monotonic))
+    app = make_app(served, _Answering(schema), Rate(None, time.monotonic), max_rows=100)
     guard = Guard(
         app,
-        token=None,
+        token=TOKEN,
         max_bytes=1 << 18,
-        figures=figures,
         log=require_one_line,
         clock=time.monotonic,
     )
     return guard, asyncio.new_event_loop()
 
 
-_PATHS: Final = ("/predict", "/predict", "/predict", "/budget", "/schema", "/x", "/metrics", "/")
+_PATHS: Final = ("/predict", "/predict", "/predict", "/budget", "/schema", "/x", "/ready", "/")
 _STATUS: Final = frozenset({200, 400, 404, 405, 413, 422})
 _LONG_ANSWER: Final = 1 << 16
 
@@ -253,7 +251,11 @@ def _asked(path: str, method: str, pieces: list[bytes], *, length: bytes) -> tup
         "raw_path": path.encode(),
         "query_string": b"",
         "root_path": "",
-        "headers": [(b"content-type", b"application/json"), (b"content-length", length)],
+        "headers": [
+            (b"authorization", HEADERS["Authorization"].encode()),
+            (b"content-type", b"application/json"),
+            (b"content-length", length),
+        ],
         "client": ("127.0.0.1", 1),
         "server": ("127.0.0.1", 2),
     }

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 from fastapi.testclient import TestClient
 from helpers.patience import PATIENCE_S
+from helpers.shown_token import HEADERS, TOKEN
 
 from securevfl import read_federation
 from securevfl.core.files import read_json, write_json
@@ -75,7 +76,7 @@ def test_a_killed_secondary_is_said_to_be_gone_and_taken_back(tmp_path: Path) ->
         observe=lambda event: said.append(str(event)),
     ) as model:
         assert model.processes is not None
-        with TestClient(application(model, None, ServerSettings())) as client:
+        with TestClient(application(model, TOKEN, ServerSettings()), headers=HEADERS) as client:
 
             def predicted() -> int:
                 return client.post("/predict", json={"row": row}).status_code

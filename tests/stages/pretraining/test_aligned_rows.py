@@ -12,13 +12,13 @@ import pytest
 import torch
 from helpers.federations import COMMON_IDS, ROWS, write_overlapping
 
-from securevfl.cli.results import print_results
 from securevfl.config.disclosure import channels, require_covered_channels
 from securevfl.config.federation import link_spec
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, DataError, PrivacyError, ProtocolError
 from securevfl.core.progress import RowsAligned, Warned
 from securevfl.data.tables import split_rows
+from securevfl.desk.command_results import print_results
 from securevfl.desk.report.page import write_report
 from securevfl.desk.setup.check import check_federation
 from securevfl.federation.over_star import serve

@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 from functools import cache
-from pathlib import Path
 
 import pytest
 from helpers.patience import PATIENCE_S
@@ -31,10 +30,7 @@ BAD_INPUT = [
         "remember",
     ),
     (["--epsilon", "1", "--colluding", "1"], "PrivacyError", "leaves no secondary"),
-    (["--epsilon", "1", "--plot", "a.png"], "ConfigError", "must end with .svg"),
     (["--epsilon", "1", "--gradient-clip-norm", "1"], "ConfigError", "goes with encoder"),
-    (["similarity", "--sigma0", "10"], "ConfigError", "exactly one of --sigma and --tau"),
-    (["similarity", "--sigma0", "10", "--tau", "0.001"], "ConfigError", "bound must be above"),
 ]
 
 # Typer hands its callback a context of a private class, which the run-time type checks of the
@@ -63,7 +59,6 @@ def run_all(*commands: list[str]) -> list[tuple[int, str, str, str]]:
     return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
 
 
-SIMILARITY = ["similarity", "--sigma0", "21178.86"]
 UPDATES = [
     *("--noise-multiplier", "2", "--encoder", "dp-trained", "--links-per-record", "3"),
     *("--gradient-noise-multiplier", "1.5", "--gradient-clip-norm", "0.5"),
@@ -77,9 +72,6 @@ GOOD = {
     "text": ["--epsilon", "3", "--secondaries", "4", "--colluding", "1"],
     "compare": [*ISSUE, "--secondaries", "4", "--compare", "--json"],
     "compare in text": [*ISSUE, "--secondaries", "4", "--compare"],
-    "tau": [*SIMILARITY, "--sigma", "0.4", "--records", "19479", "--json"],
-    "sigma": [*SIMILARITY, "--tau", "5.071974e-05", "--json"],
-    "similarity in text": [*SIMILARITY, "--sigma", "1"],
 }
 
 
@@ -152,18 +144,6 @@ def test_compare_marks_what_is_no_guarantee() -> None:
     assert "not a guarantee" in output_of("compare in text")
 
 
-def test_plot_is_an_svg_and_the_same_each_time(tmp_path: Path) -> None:
-    """A curve a method; no date and no random names in the file."""
-    first, second = tmp_path / "a.svg", tmp_path / "b.svg"
-    paths = [str(first), str(second)]
-    common = ["--epsilon", "4", "--secondaries", "4", "--json", "--plot"]
-    results = run_all(*([*common, path] for path in paths))
-
-    assert [json.loads(output)["plot"] for _, output, _, _ in results] == paths
-    assert first.read_bytes() == second.read_bytes()
-    assert b"<svg" in first.read_bytes()
-
-
 @pytest.mark.parametrize(("arguments", "error", "text"), BAD_INPUT)
 def test_bad_input_is_one_clear_line(arguments: list[str], error: str, text: str) -> None:
     """Our own error, for the command line to print and to exit with its code."""
@@ -173,17 +153,6 @@ def test_bad_input_is_one_clear_line(arguments: list[str], error: str, text: str
     assert issubclass(getattr(errors, name), errors.SecureVflError)
     assert text in message
     assert "\n" not in message
-
-
-def test_similarity_in_both_directions() -> None:
-    """FedSim's tau, marked as no differential privacy."""
-    got, back = answer_of("tau"), answer_of("sigma")
-
-    assert got["tau"] == pytest.approx(5.0720e-5, rel=1e-4)
-    assert got["is_differential_privacy"] is False
-    assert got["expected_recoveries"] == pytest.approx(0.988, rel=1e-3)
-    assert back["sigma"] == pytest.approx(0.4, rel=1e-5)
-    assert "not differential privacy" in output_of("similarity in text")
 
 
 def test_the_calculator_loads_neither_torch_nor_crypten() -> None:

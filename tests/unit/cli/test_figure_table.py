@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from securevfl.core.command_line import print_figures
+from securevfl.desk.printing import print_figures
 
 HEAD = [
     *("metric", "fet (joint)", "95% interval", "fet, validation rows", "alone (network)"),

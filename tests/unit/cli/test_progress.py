@@ -7,9 +7,9 @@ import pytest
 from rich.console import Console
 
 from securevfl.core import shown_progress as progress
-from securevfl.core.command_line import say
 from securevfl.core.progress import CiphertextsMade, EpochDone, LinksMade, SpendingPlanned
 from securevfl.core.shown_progress import RunProgress, bars, spending_in_words
+from securevfl.desk.printing import say
 
 
 def test_long_steps_of_linking_tell_the_time_left(

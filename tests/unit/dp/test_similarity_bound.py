@@ -6,7 +6,6 @@ import pytest
 
 from securevfl.core.errors import ConfigError
 from securevfl.dp.sensitivity import (
-    expected_recoveries,
     reachable_floor,
     recovery_bound,
     similarity_epsilon,
@@ -44,13 +43,6 @@ def test_the_floor_itself_is_out_of_reach() -> None:
     with pytest.raises(ConfigError, match="must be above"):
         similarity_noise_std(bound=floor, key_scale=2.0)
     assert recovery_bound(noise_std=1e6, key_scale=2.0) == pytest.approx(floor, rel=1e-9)
-
-
-def test_expected_recoveries_are_n_tau() -> None:
-    """About one record of the paper's 19,479 at sigma 0.4."""
-    assert expected_recoveries(noise_std=0.4, key_scale=SCALE, records=19479) == pytest.approx(
-        0.988, rel=1e-3
-    )
 
 
 def test_as_differential_privacy_the_noise_is_next_to_nothing() -> None:

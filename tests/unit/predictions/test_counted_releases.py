@@ -13,8 +13,8 @@ import tomli_w
 from helpers.command_line import securevfl
 
 from securevfl import Predictions, read_federation
-from securevfl.cli.results import print_predictions
 from securevfl.core.errors import BudgetExceededError, ConfigError
+from securevfl.desk.command_results import print_predictions
 from securevfl.desk.report.verify import verify_run
 from securevfl.federation.run_plan import PredictionBudget, predictions_in_words
 from securevfl.ledger.ledger_file import summary_of

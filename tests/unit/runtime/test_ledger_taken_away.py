@@ -84,7 +84,7 @@ def test_of_two_servers_one_starts(tmp_path: Path, capfd: pytest.CaptureFixture[
         with pytest.raises(ConfigError, match="is in use by another run"):
             run.predict(rows)
         for command in ("predict", "serve"):
-            more = ("--rows", tmp_path / "rows.csv") if command == "predict" else ("--no-token",)
+            more = ("--rows", tmp_path / "rows.csv") if command == "predict" else ()
             refused = securevfl(capfd, command, tmp_path / "run", *more, "--data-root", tmp_path)
             assert refused.code == 2
             assert "is in use by another run" in refused.complaint

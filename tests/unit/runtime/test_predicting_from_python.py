@@ -12,9 +12,9 @@ import pytest
 from helpers.federations import FROZEN
 
 import securevfl as sv
-from securevfl.cli.results import summary_of
 from securevfl.core.errors import BudgetExceededError, ConfigError, DataError
 from securevfl.core.progress import Warned
+from securevfl.desk.command_results import summary_of
 from securevfl.testing import run_in_process, save_federation, write_federation
 
 NO_NOISE = sv.dp.Privacy(mechanism="none")

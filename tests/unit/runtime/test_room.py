@@ -12,10 +12,10 @@ from helpers.federations import FROZEN
 from torch import nn
 
 from securevfl import RunResult, read_federation
-from securevfl.cli.results import print_results
 from securevfl.core.errors import ConfigError
 from securevfl.core.progress import ProgressEvent, RoundDone, Warned
 from securevfl.data.tables import consecutive_batches
+from securevfl.desk.command_results import print_results
 from securevfl.desk.report.page import write_report
 from securevfl.federation.checkpoint import StateFolder
 from securevfl.federation.messages import RoundPlan

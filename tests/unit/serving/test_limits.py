@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 import torch
 from helpers.patience import PATIENCE_S
+from helpers.shown_token import HEADERS, SHOWN, TOKEN
 
 from securevfl.data.tables import PartyTable
 from securevfl.runtime.prediction_session import NotFiniteError, require_finite_outputs
 from securevfl.serving.api import MOST_LINES, BadRowsError, RowColumn, RowFormat, TooManyRowsError
-from securevfl.serving.guard import Guard, Rate, ServiceMetrics
+from securevfl.serving.guard import Guard, Rate
 from securevfl.serving.server import ConnectionLimits, server_of
 
 FORMAT = RowFormat([RowColumn(name="x", kind="number", required=True, nullable=False, note="")])
@@ -26,8 +27,6 @@ def asked(
     path: str,
     method: str,
     messages: list[dict[str, Any]],
-    *,
-    hosts: frozenset[str] | None = None,
     **headers: str,
 ) -> tuple[int, list[bytes], int]:
     """Send a request through the guard; return its status, what the app got, and what was read."""
@@ -51,10 +50,8 @@ def asked(
 
     guard = Guard(
         app,
-        token=None,
-        hosts=hosts,
+        token=TOKEN,
         max_bytes=100,
-        figures=ServiceMetrics(),
         log=lambda _line: None,
         clock=lambda: 0.0,
     )
@@ -62,7 +59,10 @@ def asked(
         "type": "http",
         "method": method,
         "path": path,
-        "headers": [(name.replace("_", "-").encode(), v.encode()) for name, v in headers.items()],
+        "headers": [
+            (name.replace("_", "-").lower().encode(), v.encode())
+            for name, v in (HEADERS | headers).items()
+        ],
     }
     asyncio.run(guard(scope, receive, send))
     return sent[0]["status"], got, read
@@ -82,28 +82,6 @@ def test_a_cut_request_is_not_handed_on() -> None:
     assert (status, got) == (200, [body])
 
 
-@pytest.mark.parametrize("path", ["/predict", "/health", "/budget"])
-def test_a_server_of_one_machine_is_called_by_its_own_names(path: str) -> None:
-    """A page of the web whose name was made to mean this machine has another one."""
-    hosts = frozenset(("localhost", "127.0.0.1", "[::1]"))
-    for good in ("localhost", "LOCALHOST:8080", "127.0.0.1:1", "[::1]", "[::1]:8080"):
-        status, _, _ = asked(path, "POST", [_WHOLE.copy()], hosts=hosts, host=good)
-        assert status == 200, good
-    bad = (
-        "evil.example",
-        "localhost.evil.example:8080",
-        "127.0.0.1@evil",
-        "",
-        "::1",
-        "a:localhost",
-    )
-    for name in bad:
-        status, got, read = asked(path, "POST", [_WHOLE.copy()], hosts=hosts, host=name)
-        assert (status, got, read) == (421, [], 0), name
-    assert asked(path, "POST", [_WHOLE.copy()], hosts=hosts)[0] == 421
-    assert asked(path, "POST", [_WHOLE.copy()], host="bank.example")[0] == 200
-
-
 def _answer(request: bytes) -> bytes:
     """Return what a guarded server answers over a socket of this machine."""
 
@@ -114,10 +92,8 @@ def _answer(request: bytes) -> bytes:
 
     guard = Guard(
         app,
-        token=None,
-        hosts=frozenset(("localhost",)),
+        token=TOKEN,
         max_bytes=100,
-        figures=ServiceMetrics(),
         log=lambda _line: None,
         clock=lambda: 0.0,
     )
@@ -143,7 +119,8 @@ def _answer(request: bytes) -> bytes:
 @pytest.mark.parametrize("path", ["/predict", "/health"])
 def test_a_request_of_two_lengths_is_refused(path: str) -> None:
     """Nor is what a proxy would take for the next request answered."""
-    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\n".encode()
+    shown = f"Authorization: Bearer {SHOWN}\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{shown}".encode()
     hidden = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     both = b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + hidden
     answer = _answer(head + both)
@@ -151,9 +128,6 @@ def test_a_request_of_two_lengths_is_refused(path: str) -> None:
     assert answer.count(b"HTTP/1.1 ") == 1
     one = b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
     assert _answer(head + one).startswith(b"HTTP/1.1 204 ")
-    foreign = one.replace(b"Connection", b"Origin: http://evil.example\r\nConnection")
-    asked_as = head.replace(b"localhost", b"evil.example")
-    assert _answer(asked_as + foreign).startswith(b"HTTP/1.1 421 ")
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready", "/budget", "/nowhere"])

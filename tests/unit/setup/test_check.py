@@ -13,6 +13,7 @@ from helpers.command_line import securevfl
 
 from securevfl import read_federation
 from securevfl.core.progress import LinksCounted
+from securevfl.desk.setup import check, party_check
 from securevfl.desk.setup.check import ExpectedLinks, check_federation
 from securevfl.testing import write_federation
 
@@ -320,6 +321,23 @@ def test_equal_keys_have_no_distance_in_words() -> None:
     )
     links = ExpectedLinks(counts=counts, all_rows=20, all_records=20, share=0.9)
     assert links.in_words().endswith("drawn at random), to equal keys")
+
+
+def test_steps_that_take_long_are_announced(
+    tmp_path: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On standard error, by check and by init; small tables need no such line."""
+    path, _ = federation(tmp_path)
+    assert securevfl(capfd, "check", path, "--json").err == ""
+    monkeypatch.setattr(party_check, "LARGE_FILE", 1)
+    monkeypatch.setattr(check, "LARGE_LINKAGE", 480)
+    tables = ("--primary", tmp_path / "agency.csv", "--secondary", tmp_path / "bank-1.csv")
+    more = ("--label", "y", "--bounds-from-data", "--out", tmp_path / "new.toml")
+    for arguments in (("check", path), ("init", *tables, *more)):
+        ended = securevfl(capfd, *arguments, "--json")
+        assert ended.code == 0, ended.err
+        assert f"bank-1: reading {tmp_path / 'bank-1.csv'}, 0 MB\n" in ended.err
+        assert "linking bank-1: 240 rows, 240 records\n" in ended.err
 
 
 def test_a_query_is_shown_before_it_is_run(tmp_path: Path, capfd: Capture) -> None:

@@ -163,47 +163,41 @@ def of_places(folder: Path) -> list[object]:
     return ["--primary", folder / "agency.csv", "--label", "price"]
 
 
-def test_it_says_how_many_rows_a_record_serves(tmp_path: Path, capfd: Capture) -> None:
-    """Of every place one, two and four rows of five are linked; the limit stays, with a warning.
+def test_it_says_how_many_rows_get_a_link(tmp_path: Path, capfd: Capture) -> None:
+    """Of every place one row of five is linked, and the limit stays, with a warning.
 
-    What it found stands in the file, which goes to others, only where figures of the records may.
+    No such figure of the records stands in the file, which goes to others.
     """
     tables = [*of_places(tmp_path), "--secondary", tmp_path / "rental.csv"]
     declared = ("--bounds", "rent=-4,4", "--bounds", "rooms=-4,4")
-    for more, shown in ((declared, False), (("--bounds-from-data",), True)):
+    for more in (declared, ("--bounds-from-data",)):
         ended, out = init(capfd, tmp_path, *tables, *more, "--overwrite", "--json")
         assert ended.code == 0, ended.err
-        found = json.loads(ended.out)["rows_served"]["rental"]
-        assert (found["median"], found["nine_in_ten"]) == (5, 5)
-        assert found["linked"] == {"1": 0.2, "2": 0.4, "4": 0.8}
-        assert "only 20% of the rows get a link" in found["warning"]
-        assert "stay at 1 under a promise" in found["warning"]
+        found = json.loads(ended.out)
+        assert found["links"]["rental"]["share"] == 0.2
+        (few,) = [text for text in found["warnings"] if "only 20% of the rows get a link" in text]
+        assert "a larger number takes more noise" in few
         assert read_federation(out).privacy.links_per_record == 1
-        written = " ".join(comments(out))
-        assert (
-            "20% of the rows get a link at links_per_record = 1, 40% at 2, 80% at 4" in written
-        ) == shown
-        assert ("1.4 times the noise" in written) == shown
+        assert "20%" not in out.read_text(encoding="utf-8")
     spoken, _ = init(capfd, tmp_path, *tables, *declared, "--overwrite")
     said = " ".join(spoken.out.split())
-    assert "nearest to 5 rows in the median, nine in ten to at most 5" in said
-    assert "two rows a record take 1.4 times the noise" in said.lower()
+    assert "links of rental: 20 of 100 rows (20%)" in said
+    assert "warning: rental: only 20% of the rows get a link" in said
 
 
-def test_a_column_list_serves_no_rows(tmp_path: Path, capfd: Capture) -> None:
+def test_of_a_column_list_no_links_are_counted(tmp_path: Path, capfd: Capture) -> None:
     """Of a table that is elsewhere nothing is said; and nobody is warned without need."""
     tables = of_places(tmp_path)
     out = tmp_path / "rental.json"
     listed = securevfl(capfd, "columns", tmp_path / "rental.csv", "--out", out)
     assert listed.code == 0, listed.err
     ended, _ = init(capfd, tmp_path, *tables, "--columns", out, "--json")
-    assert json.loads(ended.out)["rows_served"] == {}
+    assert json.loads(ended.out)["links"] == {}
     housing = of_housing(tmp_path)
     ended, _ = init(capfd, tmp_path, *housing, *BOUNDS, "--overwrite", "--json")
-    for found in json.loads(ended.out)["rows_served"].values():
-        assert found["median"] == 1
-        assert found["linked"]["1"] > 0.95
-        assert found["warning"] is None
+    proposed = json.loads(ended.out)
+    assert min(links["share"] for links in proposed["links"].values()) > 0.95
+    assert not [text for text in proposed["warnings"] if "get a link" in text]
 
 
 def test_equal_ids_are_linked_exactly(tmp_path: Path, capfd: Capture) -> None:
@@ -346,7 +340,6 @@ def test_a_form_of_dates_is_proposed_where_one_reads_all(days: list[str], form: 
             ("--reading", "dates=%d.%m"),
             "--reading.dates: must name the day, the month and all four",
         ),
-        (("--task", "guess"), "--task: must be one of regression, binary, multiclass"),
         (("--positive", "yes"), "--positive yes: is one of two classes; the task is regression"),
         (("--columns", "nowhere.json"), "column list nowhere.json: can't be read"),
         (("--epsilon", "0"), "epsilon must be finite and > 0"),
@@ -359,6 +352,14 @@ def test_bad_input_is_one_line(
 
     assert ended.code == 2
     assert ended.complaint.startswith(said)
+    assert not out.exists()
+
+
+def test_a_task_is_one_of_three(tmp_path: Path, capfd: Capture) -> None:
+    ended, out = init(capfd, tmp_path, *of_housing(tmp_path), "--task", "guess")
+    assert ended.code == 2
+    for shown in ("--task", "'guess'", "multiclass"):
+        assert shown in ended.err
     assert not out.exists()
 
 

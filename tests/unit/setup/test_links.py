@@ -107,7 +107,7 @@ def test_init_and_the_run_link_the_same_keys(tmp_path: Path, capfd: Capture) -> 
     )
     assert ended.code == 0, ended.err
     assert "100% of the rows have a record with an equal key (now 0%)" in ended.out
-    assert json.loads(ended.out)["rows_served"]["shop"]["linked"]["1"] == 1
+    assert json.loads(ended.out)["links"]["shop"]["share"] == 1
     assert sv.read_federation(out).linkage.strip_zeros
     assert (
         "%" not in out.read_text(encoding="utf-8").partition("[linkage]")[0].rpartition("\n\n")[2]

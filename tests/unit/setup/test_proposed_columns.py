@@ -9,7 +9,8 @@ import pytest
 from helpers.command_line import securevfl
 
 from securevfl import read_federation
-from securevfl.core.column_names import meaning_of, names_one_person
+from securevfl.core.column_names import meaning_of
+from securevfl.desk.setup.proposed_columns import names_one_person
 
 Capture = pytest.CaptureFixture[str]
 ROWS = 240
@@ -163,8 +164,9 @@ def test_a_time_without_a_zone_is_warned_of(tmp_path: Path, capfd: Capture) -> N
     )
 
     assert ended.code == 0, ended.err
-    (warning,) = json.loads(ended.out)["warnings"]
-    assert warning.startswith("plant: key 'time' has times without a zone (Z, +01:00)")
+    zone, few = json.loads(ended.out)["warnings"]
+    assert zone.startswith("plant: key 'time' has times without a zone (Z, +01:00)")
+    assert few.startswith("sensors: only 71% of the rows get a link")
 
 
 def test_keys_of_repeated_records_and_far_texts_are_warned_of(

@@ -141,12 +141,12 @@ def test_provision_makes_a_folder_for_each_party(tmp_path):
 def test_organisations_can_each_make_their_own_key(tmp_path):
     """One-party mode: after swapping certificates both ends pass the check of pins."""
     pins = {
-        name: own_identity(name, tmp_path / name / name, valid_days=1).public_text
+        name: own_identity(name, tmp_path / name, valid_days=1).public_text
         for name in ("agency", "bank")
     }
     for own, peer in (("agency", "bank"), ("bank", "agency")):
-        folder = tmp_path / own / own
-        sent = tmp_path / peer / peer / "identity.pem"
+        folder = tmp_path / own
+        sent = tmp_path / peer / "identity.pem"
         with pytest.raises(ConfigError, match=f"has no certificate .*{peer}.pem"):
             check_pins(Identity.load(folder, own), pins, [peer])
         assert trust(folder, peer, sent) == pins[peer]
@@ -156,9 +156,9 @@ def test_organisations_can_each_make_their_own_key(tmp_path):
 def test_a_trusted_certificate_is_not_replaced_silently(tmp_path):
     """A second certificate under a trusted name is refused."""
     provision(["agency", "rental"], tmp_path, valid_days=1)
-    own_identity("rental", tmp_path / "impostor" / "rental", valid_days=1)
+    own_identity("rental", tmp_path / "impostor", valid_days=1)
     with pytest.raises(ConfigError, match="another certificate of 'rental'"):
-        trust(tmp_path / "agency", "rental", tmp_path / "impostor" / "rental" / "identity.pem")
+        trust(tmp_path / "agency", "rental", tmp_path / "impostor" / "identity.pem")
 
 
 def test_pins_are_checked_before_anything_is_sent(tmp_path):

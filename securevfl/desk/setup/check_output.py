@@ -9,7 +9,7 @@ from rich.text import Text
 
 from securevfl.config.disclosure import coverage
 from securevfl.config.federation import FederationConfig
-from securevfl.core.command_line import say
+from securevfl.desk.printing import say
 from securevfl.desk.setup.check import Check
 from securevfl.desk.setup.party_check import PartyCheck
 
@@ -38,7 +38,10 @@ def print_check(console: Console, checked: Check, name: str | None, *, long: boo
     privacy = checked.privacy()
     if privacy is not None:
         _print_privacy(console, privacy, long=long)
-    _print_costs(console, checked, long=long)
+    if checked.costs is not None:
+        received, sent = checked.costs.bytes_received / 1e6, checked.costs.bytes_sent / 1e6
+        text = f"about {received:,.2f} MB to the primary, {sent:,.2f} MB from it"
+        say(console, "costs: ", f"{text}; protected linkage not counted" if long else text)
     if checked.config is None:
         say(console, "", "noise, links and costs are shown once the settings can be read")
     else:
@@ -151,18 +154,3 @@ def _print_privacy(console: Console, privacy: Mapping[str, Any], *, long: bool) 
     if privacy["predictions"] is not None:
         predictions = privacy["predictions"]
         say(console, "predictions: ", predictions if long else predictions.partition(". ")[0])
-
-
-def _print_costs(console: Console, checked: Check, *, long: bool) -> None:
-    if checked.costs is None:
-        return
-    costs = checked.costs
-    minutes = costs.seconds / 60
-    took = f"{minutes:.0f} min" if minutes >= 2 else f"{costs.seconds:.0f} s"
-    received, sent = costs.bytes_received / 1e6, costs.bytes_sent / 1e6
-    text = f"about {received:,.2f} MB to the primary, {sent:,.2f} MB from it, {took} of training"
-    if long:
-        used = costs.memory_bytes
-        memory = "" if used is None else f"; about {used / 1e6:,.0f} MB of memory"
-        text += f" simulated here, otherwise idle; protected linkage not counted{memory}"
-    say(console, "costs: ", text)

@@ -11,17 +11,15 @@ from rich.table import Table
 from rich.text import Text
 
 from securevfl.config.federation import FederationConfig
-from securevfl.core.command_line import print_figures, wrap_text
 from securevfl.core.errors import SecureVflError, missing_extra
 from securevfl.core.formatting import format_figure
 from securevfl.core.memory import keep_freed_memory, loading
 from securevfl.core.progress import alignment_in_words
 from securevfl.core.shown_progress import RunProgress
+from securevfl.desk.printing import print_figures, wrap_text
 from securevfl.federation.run_plan import PredictionBudget
-from securevfl.models.task_metrics import metrics_of
 from securevfl.runtime import run_folder
 from securevfl.runtime.predictions import Predictions
-from securevfl.runtime.run_options import warnings_about
 
 
 def print_results(metrics: Mapping[str, Any], folder: Path, *, as_json: bool) -> None:
@@ -180,7 +178,7 @@ def train_and_report(
     if simulated:
         keep_freed_memory()
     run = simulate if simulated else train
-    with RunProgress(metric=metric_name(config)) as progress:
+    with RunProgress(metric=config.metric) as progress:
         result = run(
             config,
             out=folder,
@@ -234,17 +232,6 @@ def write_own_page(party: Path) -> None:
         print(f"securevfl: warning: no page for {party.name}: {error}", file=sys.stderr)
     else:
         print(f"securevfl: what left {party.name} and what it cost: {path}", file=sys.stderr)
-
-
-def warn(config: FederationConfig) -> None:
-    """Print a federation file's risks on stderr."""
-    for warning in warnings_about(config):
-        print(wrap_text(f"securevfl: warning: {warning}"), file=sys.stderr)
-
-
-def metric_name(config: FederationConfig) -> str:
-    """Return the metric that training optimises."""
-    return metrics_of(config.federation.task, config.training.metric)[0].name
 
 
 def summary_of(predictions: Predictions, out: Path) -> dict[str, Any]:

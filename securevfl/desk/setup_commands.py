@@ -1,28 +1,39 @@
-"""The commands before a first run: ``demo``, ``init``, ``columns`` and ``check``."""
+"""The commands before a first run: ``init``, ``columns`` and ``check``."""
 
 import dataclasses
 import json
 import sys
+from collections.abc import Callable
 from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from securevfl.core.command_line import AsJson, FederationFile, FileDataRoot, Out, say
+from securevfl.core.command_line import AsJson, FederationFile, FileDataRoot
 from securevfl.core.errors import ConfigError, ProtocolError
 from securevfl.core.memory import loading
+from securevfl.desk.printing import say
 
 if TYPE_CHECKING:
     from securevfl.desk.setup.proposal import Proposal
 
 app = typer.Typer()
 
+REGISTRATIONS: Final[list[Callable[[], None]]] = []
+"""Functions that register sections of the federation file which no run reads."""
+
 _PANEL: Final = "Start"
+
+
+def _show(text: str) -> None:
+    """Print what is run, or takes long, on standard error."""
+    print(text, file=sys.stderr, flush=True)
+
 
 _Bounds = Annotated[
     list[str] | None,
@@ -61,28 +72,6 @@ _Reading = Annotated[
 
 
 @app.command(rich_help_panel=_PANEL)
-def demo(
-    out: Out = None,
-    seed: Annotated[int, typer.Option(help="Seed of the split, of models and of shuffling.")] = 0,
-    as_json: AsJson = False,
-) -> None:
-    """Train on handwritten digits with five parties, one process each."""
-    with loading():
-        from securevfl.cli.results import print_results, train_and_report
-        from securevfl.config.reading import parse_federation
-        from securevfl.core import files
-        from securevfl.lab import datasets
-        from securevfl.runtime.run_folder import run_folder_for
-
-    config = parse_federation(datasets.demo_federation(seed=seed), file="demo")
-    folder = run_folder_for(config, out)
-    files.require_writable_folder(folder)
-    datasets.write_tables(datasets.digits_tables(seed=seed), folder / "tables")
-    metrics = train_and_report(config, folder, simulated=False, data_root=folder)
-    print_results(metrics, folder, as_json=as_json)
-
-
-@app.command(rich_help_panel=_PANEL)
 def init(
     primary: Annotated[
         Path,
@@ -115,8 +104,8 @@ def init(
         typer.Option("--truth", metavar="COLUMN", help="A column with the true matches."),
     ] = None,
     task: Annotated[
-        str | None,
-        typer.Option("--task", help="regression, binary or multiclass. Default: by the label."),
+        Literal["regression", "binary", "multiclass"] | None,
+        typer.Option("--task", help="Kind of the label. Default: by its values."),
     ] = None,
     positive: Annotated[
         str | None,
@@ -150,7 +139,6 @@ def init(
     """Write a federation file from tables, with a reason for every choice."""
     with loading():
         from securevfl.core import checks, files
-        from securevfl.core.conventions import TASKS
         from securevfl.desk.setup.init import declared_by_options, own_files, propose_file
         from securevfl.desk.setup.proposal import Wishes
 
@@ -164,13 +152,11 @@ def init(
     files.output_path(out, read, endings=[".toml"])
     require_free(out, "--out ")
     checks.positive(epsilon=epsilon)
-    if task is not None and task not in TASKS:
-        raise ConfigError(f"--task: must be one of {', '.join(TASKS)}; got {task!r}")
     wishes = Wishes(
         label=label,
         keys=tuple(key or ()),
         truth=truth,
-        task=None if task is None else TASKS[task],
+        task=task,
         positive=positive,
         epsilon=epsilon,
         bounds_from_data=bounds_from_data,
@@ -180,7 +166,13 @@ def init(
     here = [path for path in (primary, *secondaries) if path.suffix != ".json"]
     declared = declared_by_options(bounds, words, missing, exclude, reading, tables=here)
     proposal, text = propose_file(
-        primary, secondaries, lists or [], wishes=wishes, declared=declared, root=out.parent
+        primary,
+        secondaries,
+        lists or [],
+        wishes=wishes,
+        declared=declared,
+        root=out.parent,
+        show=_show,
     )
     own = {out.parent / file: content for file, content in own_files(proposal).items()}
     for file in own:
@@ -216,15 +208,13 @@ def _print_proposal(proposal: "Proposal", out: Path) -> None:
     tell(f"task: {proposal.task} ({proposal.task_reason})")
     if proposal.positive_in_words:
         tell(proposal.positive_in_words)
-    for name, served in proposal.served.items():
-        tell(f"links: of {name}, {served.in_words()}")
-        if (warning := served.warning(name)) is not None:
-            warn(warning)
+    for name, links in proposal.links.items():
+        tell(f"links of {name}: {links.in_words()}")
     for doubt in proposal.doubts:
         warn(f"warning: {doubt}")
-    tell(f"epsilon {proposal.epsilon:g}, delta {proposal.delta:g}: check has the sentence")
+    tell(f"epsilon {proposal.wishes.epsilon:g}, delta {proposal.delta:g}: check has the sentence")
     console.print(f"written: {out}", highlight=False, soft_wrap=True)
-    if proposal.bounds_from_data:
+    if proposal.wishes.bounds_from_data:
         warn(
             "some ranges, words and gaps were taken from the records: they are rounded, the file "
             "shows them to every party, and epsilon does not cover them"
@@ -260,20 +250,14 @@ def columns(
     Partners give the list to securevfl init by --columns.
     """
     with loading():
-        import dataclasses
-
         from securevfl.core import files
         from securevfl.data.sources.settings import file_behind
         from securevfl.desk.setup.init import declared_by_options, look_at, warnings_of
-        from securevfl.desk.setup.proposal import table_in_use
-        from securevfl.desk.setup.proposed_columns import (
-            excluded_because,
-            require_columns,
-            write_column_list,
-        )
+        from securevfl.desk.setup.proposal import declared_uses, table_in_use
+        from securevfl.desk.setup.proposed_columns import require_columns, write_column_list
 
     declared = declared_by_options(bounds, words, missing, exclude, reading, tables=[table])
-    described = look_at(table, declared=declared, root=table.parent)
+    described = look_at(table, declared=declared, root=table.parent, show=_show)
     require_columns([described], declared)
     files.output_path(out, [table, file_behind(table)], endings=[".json"])
     if name is not None:
@@ -283,38 +267,19 @@ def columns(
     write_column_list(described, out)
     console = Console()
     console.print(f"{out}: {len(described.columns)} columns of {described.name}", highlight=False)
-    left_out = {
-        column.name: why
-        for column in described.columns
-        if (why := excluded_because(column)) is not None
-    }
-    undeclared = [
-        column.name
-        for column in described.columns
-        if column.name not in left_out
-        and column.kind in ("number", "words", "date")
-        and column.bounds is None
-        and column.words is None
-    ]
-    for name, why in left_out.items():
-        say(console, "", f"{name}: no feature: {why}")
+    uses = declared_uses(described)
+    for use in uses:
+        if use.use == "excluded":
+            say(console, "", f"{use.column.name}: no feature: {use.why}")
     for key in described.columns:
         if key.form is not None and key.form.texts:
             say(console, "", f"{key.name}: as a key of the form {' or '.join(key.form.texts)}")
-    gaps = [
-        column.name
-        for column in described.columns
-        if column.name not in left_out
-        and column.inferred is not None
-        and column.inferred.missing
-        and not column.may_be_missing
-    ]
-    if gaps:
+    if gaps := [use.column.name for use in uses if use.gaps_open]:
         text = f"values are missing in {', '.join(gaps)}: say so by --missing, or fill them in"
         say(console, "", text)
     for doubt in doubts:
         say(console, "warning: ", doubt, style="yellow")
-    if undeclared:
+    if undeclared := [use.column.name for use in uses if use.open]:
         text = (
             f"nothing is declared of: {', '.join(undeclared)}. Of those that become features, a "
             f"promise needs bounds (--bounds) or words (--words); keys need none."
@@ -322,11 +287,16 @@ def columns(
         console.print(Text(text))
 
 
+def schema_text() -> str:
+    """Return the JSON Schema of federation files."""
+    schema = resources.files("securevfl.config") / "federation-file.schema.json"
+    return schema.read_text(encoding="utf-8")
+
+
 def _print_schema(wanted: bool) -> bool:
     """Print the JSON Schema of the federation file, and end."""
     if wanted:
-        schema = resources.files("securevfl.config") / "federation-file.schema.json"
-        print(schema.read_text(encoding="utf-8"), end="")
+        print(schema_text(), end="")
         raise typer.Exit
     return wanted
 
@@ -382,13 +352,12 @@ def check(
         _check_peers(federation, name, identity, listen, wait_s, root, as_json=as_json)
         return
     with loading():
-        # It registers the section that comparisons read.
-        import securevfl.lab.methods  # noqa: F401
-        from securevfl.cli.check_output import print_check
+        for register in REGISTRATIONS:
+            register()
         from securevfl.desk.setup.check import check_federation
+        from securevfl.desk.setup.check_output import print_check
 
-    show = partial(print, file=sys.stderr, flush=True)
-    checked = check_federation(federation, name=name, data_root=data_root, show=show)
+    checked = check_federation(federation, name=name, data_root=data_root, show=_show)
     if as_json:
         print(json.dumps(checked.as_json()))
     else:
