@@ -21,7 +21,14 @@ from securevfl.core import checks, files
 from securevfl.core.conventions import Task as LabelTask
 from securevfl.core.errors import ConfigError, SecureVflError
 from securevfl.data.tables import PartyTable
-from securevfl.lab.methods import ALONE, IN_ONE_PLACE, JOINED, method_family, method_source_of
+from securevfl.lab.methods import (
+    ALONE,
+    IN_ONE_PLACE,
+    JOINED,
+    as_published_source,
+    method_family,
+    method_source_of,
+)
 from securevfl.lab.one_run import (
     LeftOut,
     Recipe,
@@ -519,6 +526,7 @@ def compare(
     *,
     settings: Mapping[str, str | Sequence[Any]] = MappingProxyType({}),
     seeds: int = 5,
+    as_published: bool = False,
     metric: str | None = None,
     device: str = "cpu",
     data_root: Path | None = None,
@@ -537,6 +545,8 @@ def compare(
         settings: Values by ``table.field`` of the file, a list or a text such as ``"1,10,50"``;
             each combination is compared.
         seeds: Number of run seeds, counting up from the file's.
+        as_published: Whether presets such as ``"fedsim-paper"`` train for as many epochs, and with
+            such batches, as their papers; otherwise as the file says.
         metric: Metric to compare by; another one needs no training. Default: ``training.metric``.
         device: ``"cpu"`` or ``"cuda"``.
         data_root: Folder at which relative data paths start; default: that of the file, or the
@@ -574,7 +584,7 @@ def compare(
     )
     with kept_or_temporary(out) as folder:
         comparison = Comparison(
-            config=config,
+            config=published(config, methods) if as_published else config,
             methods=tuple(methods),
             settings=tuple(tried),
             seeds=seeds,
@@ -588,6 +598,11 @@ def compare(
         if out is None:
             del figures["folder"]
         return figures
+
+
+def published(config: FederationConfig, methods: Sequence[str]) -> FederationConfig:
+    """Return the federation with presets' own epochs and batches."""
+    return replace(config, source=as_published_source(config.source, methods))
 
 
 def compare_and_write(comparison: Comparison, options: StudyOptions) -> dict[str, Any]:

@@ -242,6 +242,25 @@ def _preset_notes(
         yield f"not the published {', '.join(published)}: the file's, unless its table has them"
 
 
+def as_published_source(source: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Return a federation file in which methods by preset train for as long as published.
+
+    Args:
+        source: The parsed federation file.
+        names: The methods.
+    """
+    methods = dict(source.get("methods", {}))
+    for name in names:
+        called = _settings(source, name).get("preset")
+        if called is not None:
+            training = presets.preset_named(
+                family_named(method_family(source, name)), called
+            ).training
+            length = {field: training[field] for field in LENGTH if field in training}
+            methods[name] = {**length, **methods.get(name, {})}
+    return {**source, "methods": methods}
+
+
 def baseline_settings(source: Mapping[str, Any], name: str) -> Settings:
     """Return how a method that trains in one place is trained.
 

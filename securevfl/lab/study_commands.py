@@ -59,6 +59,14 @@ def compare(
             help="Folder; finished runs in it are kept. Default: runs/NAME-compare.",
         ),
     ] = None,
+    as_published: Annotated[
+        bool,
+        typer.Option(
+            "--as-published",
+            help="Presets such as fedsim-paper train for their papers' epochs and batches, not "
+            "the file's.",
+        ),
+    ] = False,
     metric: Annotated[
         str | None,
         typer.Option(
@@ -75,7 +83,7 @@ def compare(
     with loading():
         from securevfl.config.reading import read_federation
         from securevfl.core import files
-        from securevfl.lab.comparison import Comparison, compare_and_write
+        from securevfl.lab.comparison import Comparison, compare_and_write, published
         from securevfl.lab.one_run import StudyOptions
         from securevfl.lab.settings_grid import parse_setting
         from securevfl.lab.study_outputs import comparison_plot
@@ -86,7 +94,7 @@ def compare(
     config = read_federation(federation)
     names = tuple(name.strip() for name in (methods or "").split(",") if name.strip())
     comparison = Comparison(
-        config=config,
+        config=published(config, names) if as_published else config,
         methods=names,
         settings=tuple(parse_setting(text) for text in settings or ()),
         seeds=seeds,

@@ -18,6 +18,7 @@ from securevfl.federation.base import Base, fit_base
 from securevfl.lab.comparison import (
     Comparison,
     compare_methods,
+    published,
     summary,
     table_rows,
     write_comparison,
@@ -466,15 +467,18 @@ def test_methods_of_a_seed_begin_at_one_base(
             assert one[metrics] == again.metrics[metrics]
 
 
-@pytest.mark.parametrize("own", [False, True])
-def test_a_preset_trains_as_long_as_the_file_unless_its_table_has_its_length(
-    tmp_path: Path, own: bool
+@pytest.mark.parametrize("length_from", ["file", "table", "paper"])
+def test_a_preset_trains_as_long_as_the_file_unless_its_own_length_is_asked_for(
+    tmp_path: Path, length_from: str
 ) -> None:
     """Like is compared with like: a paper's hundred epochs are no method."""
     length = {"epochs": 100, "batch_size": 128, "patience": 100}
-    methods = {"fet-paper": length} if own else {}
+    methods = {"fet-paper": length} if length_from == "table" else {}
     config = read_federation(write_federation(tmp_path, **{**SMALL, "methods": methods}))
+    if length_from == "paper":
+        config = published(config, ["fet-paper"])
     source, notes = method_source_of(config, "fet-paper")
     trained = source["training"]["epochs"], source["training"]["batch_size"]
-    assert trained == ((100, 128) if own else (2, 32))
-    assert any("not the published epochs = 100" in note for note in notes) is not own
+    as_file = length_from == "file"
+    assert trained == ((2, 32) if as_file else (100, 128))
+    assert any("not the published epochs = 100" in note for note in notes) is as_file
