@@ -15,6 +15,8 @@ from helpers.command_line import securevfl
 from securevfl import read_federation
 from securevfl.lab.advice import Advice, Outcome, RehearsalResult, outcome_of
 
+pytestmark = pytest.mark.pictures
+
 Capture = pytest.CaptureFixture[str]
 
 ROWS = 300
