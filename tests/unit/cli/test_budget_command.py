@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 from helpers.patience import PATIENCE_S
+from helpers.warm import printed
 
 from securevfl.core import errors
 from securevfl.dp.accountant import pld_epsilon
 from securevfl.dp.budget import Budget
 from securevfl.dp.events import GaussianRelease, SampledRelease
+
+pytestmark = pytest.mark.pictures
 
 ISSUE = ["--noise-multiplier", "1.0", "--sampling-rate", "0.1", "--steps", "1000"]
 
@@ -37,30 +40,15 @@ BAD_INPUT = [
     (["similarity", "--sigma0", "10", "--tau", "0.001"], "ConfigError", "bound must be above"),
 ]
 
-# Typer hands its callback a context of a private class, which the run-time type checks of the
-# tests refuse; so the commands run in one process of their own, without those checks.
-_RUNNER = """
-import json, sys
-from typer.testing import CliRunner
-from securevfl.desk.budget_command import app
-for arguments in json.load(sys.stdin):
-    result = CliRunner().invoke(app, arguments)
-    print(json.dumps([result.exit_code, result.stdout, type(result.exception).__name__,
-                      str(result.exception)]))
-"""
-
 
 def run_all(*commands: list[str]) -> list[tuple[int, str, str, str]]:
-    """Return exit code, output, error class and error text of each command."""
-    done = subprocess.run(
-        [sys.executable, "-c", _RUNNER],
-        input=json.dumps(commands),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=True,
-    )
-    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
+    """Return exit code, output, error class and error text of each command.
+
+    Typer hands its callback a context of a private class, which the run-time type checks of the
+    tests refuse; so the commands run in one process of their own, without those checks.
+    """
+    lines = printed("helpers.budget_commands", json.dumps(commands)).splitlines()
+    return [tuple(json.loads(line)) for line in lines]
 
 
 SIMILARITY = ["similarity", "--sigma0", "21178.86"]
