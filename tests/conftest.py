@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import fitted_once, type_checks, unsynced
+from helpers import fitted_once, type_checks, undrawn, unsynced
 from helpers.fixed_entropy import fixed_entropy
 from hypothesis import settings
 
@@ -69,7 +69,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if "torch" in sys.modules:
         sys.modules["torch"].default_generator.manual_seed(0)
     # Once a test has loaded torch; most need none.
-    fitted_once.fit_runs_once()
+    fitted_once.fit_runs_once(in_full=item.get_closest_marker("full_fits") is not None)
+    undrawn.draw(drawn=item.get_closest_marker("pictures") is not None)
 
 
 @pytest.hookimpl(wrapper=True)

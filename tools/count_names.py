@@ -10,6 +10,7 @@ import itertools
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -40,6 +41,11 @@ PARTS: Final[Mapping[str, str]] = {
 """Optional parts of a run, by their folder in ``stages``, and how code names them."""
 
 
+@cache
+def _parsed(text: str) -> ast.Module:
+    return ast.parse(text)
+
+
 def modules(root: Path = ROOT) -> Iterator[tuple[Path, str]]:
     """Yield path and text of each module of the package."""
     for path in sorted((root / "securevfl").rglob("*.py")):
@@ -50,7 +56,7 @@ def bare_participles(root: Path = ROOT) -> tuple[list[str], int]:
     """Return the functions whose name is a participle alone, and the number of all functions."""
     places, functions = [], 0
     for path, text in modules(root):
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(_parsed(text)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 functions += 1
                 name = node.name.strip("_")
@@ -65,7 +71,7 @@ def empty_variables(root: Path = ROOT) -> tuple[list[str], int]:
     places, lines = [], 0
     for path, text in modules(root):
         lines += text.count("\n")
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(_parsed(text)):
             name = getattr(node, "id", getattr(node, "arg", None))
             if isinstance(node, ast.Name | ast.arg) and name in VARIABLES:
                 places.append(f"{path.relative_to(root)}:{node.lineno}: {name}")
@@ -76,7 +82,7 @@ def unfinished_docstrings(root: Path = ROOT) -> list[str]:
     """Return the docstrings of fields that only complete the field's name."""
     places = []
     for path, text in modules(root):
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(_parsed(text)):
             body = node.body if isinstance(node, ast.Module | ast.ClassDef) else []
             for field, after in itertools.pairwise(body):
                 if (

@@ -174,14 +174,15 @@ def few_threads(cells: int) -> Iterator[None]:
     Args:
         cells: Numbers in the table.
     """
-    from threadpoolctl import threadpool_info, threadpool_limits  # type: ignore[import-untyped]
+    from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 
+    pools = ThreadpoolController()  # looks through all loaded libraries
     most = 1 + cells // CELLS_A_THREAD
     before = torch.get_num_threads()
-    limits = {pool["prefix"]: min(most, pool["num_threads"]) for pool in threadpool_info()}
+    limits = {pool["prefix"]: min(most, pool["num_threads"]) for pool in pools.info()}
     torch.set_num_threads(min(most, before))
     try:
-        with threadpool_limits(limits):
+        with pools.limit(limits=limits):
             yield
     finally:
         torch.set_num_threads(before)

@@ -114,13 +114,11 @@ class TableInUse:
 
     def group_column(self) -> str | None:
         """Return the key column that keeps rows of one key together; None where few share one."""
-        if not self.key:
+        keys = self.frame[list(self.key)]
+        if keys.dropna().duplicated(keep=False).sum() <= _SHARED * len(keys):
             return None
-        counts = self.frame[list(self.key)].value_counts().to_numpy()
-        different = self.frame[list(self.key)].nunique()
-        if counts[counts > 1].sum() <= _SHARED * len(self.frame) or different.max() < _FEWEST:
-            return None
-        return str(different.idxmax())
+        different = keys.nunique()
+        return None if different.max() < _FEWEST else str(different.idxmax())
 
 
 def _formulas(table: TableInUse) -> Iterator[str]:
@@ -200,7 +198,8 @@ def _stand_ins(numbers: np.ndarray, *, are_days: bool) -> Iterator[tuple[float, 
 
 def _keys_for_nothing(table: TableInUse) -> Iterator[str]:
     columns = list(table.key)
-    counts = table.frame[columns].value_counts() if columns else pd.Series(dtype=np.int64)
+    keys = table.frame[columns].dropna()
+    counts = keys.value_counts() if keys.duplicated().any() else pd.Series(dtype=np.int64)
     usual = counts.median()
     nothing = _NO_KEY if len(columns) == 1 else re.compile(f"{_NO_KEY.pattern}|{_NO_PLACE.pattern}")
     for *cells, count in counts.head(_SPIKE).reset_index().itertuples(index=False):

@@ -23,7 +23,7 @@ from securevfl.testing import run_in_process, save_federation, write_federation
 
 PACKAGE = Path(__file__).with_name("family_package")
 MODEL = {"family": "average", "neighbours": 3, "hidden": 8}
-TRAINING = {"epochs": 40, "learning_rate": 1e-2}
+TRAINING = {"epochs": 20, "learning_rate": 2e-2}
 
 NORMALISED = """
 from average_family import AverageFamily
@@ -76,7 +76,7 @@ def securevfl(site: Path, *arguments: object) -> str:
 def test_it_is_simulated_and_trained_by_its_name(tmp_path: Path, site: Path) -> None:
     """The joint model learns what the primary alone cannot know; every party's process finds it."""
     path = write_federation(
-        tmp_path, secondaries=1, rows=600, model={**MODEL, "neighbours": 1}, training=TRAINING
+        tmp_path, secondaries=1, rows=400, model={**MODEL, "neighbours": 1}, training=TRAINING
     )
     found = {}
     for how in ("simulate", "train"):

@@ -1,20 +1,24 @@
 """The primary's own models and a plan's figures, computed once in a session for the same input.
 
 Every run fits the models, to weigh the joint one with: a quarter of the time of tests of whole
-runs, whose made-up tables are few. Every party computes the epsilons and symbols of its plan, a
+runs, whose made-up tables are few and small: boosting of runs has a quarter of its rounds, and a
+network a few epochs of patience. Every party computes the epsilons and symbols of its plan, a
 CPU-second where releases are sampled. Processes of a session share what one of them has computed.
-Tests of the fit call :func:`securevfl.models.alone.choice.fit_alone`, which fits each time.
+Tests of the fit call :func:`securevfl.models.alone.choice.fit_alone`, which fits each time, in
+full.
 """
 
 import functools
 import hashlib
 import os
+import pickle  # noqa: TID251 - of this session's own files; joblib's is written in Python, and slow
 import shutil
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 FOLDER_VARIABLE = "SECUREVFL_TESTS_FITTED"
 """Names the folder of a session; without it each run fits its own."""
@@ -27,6 +31,13 @@ _SHARED = {
 """Functions of a few numbers, by the module that calls them."""
 _SKOPS = "skops.io._utils"
 _MARGINS = "securevfl.models.alone.margins"
+_ROUNDS = 25
+"""Rounds of boosting in a run, on tables that are too small to stop early."""
+_STEPS_TO_WAIT = 10
+"""Optimizer steps that a run's network waits for a better metric, at least."""
+
+_in_full = False
+_for_a_run = False
 
 
 def begin_session() -> None:
@@ -39,8 +50,14 @@ def end_session() -> None:
     shutil.rmtree(os.environ.pop(FOLDER_VARIABLE), ignore_errors=True)
 
 
-def fit_runs_once() -> None:
-    """Let runs of this process take what was computed before, where what they need is loaded."""
+def fit_runs_once(*, in_full: bool = False) -> None:
+    """Let runs of this process take what was computed before, where what they need is loaded.
+
+    Args:
+        in_full: Whether runs from now on fit their models as long as those of users.
+    """
+    global _in_full
+    _in_full = in_full
     if _USED_IN in sys.modules:
         setattr(sys.modules[_USED_IN], "fit_alone", _fit_once)  # noqa: B010
     for place, name in _SHARED.items():
@@ -59,11 +76,22 @@ def fit_runs_once() -> None:
 def _fit_once(*arguments: Any, **options: Any) -> Any:
     import joblib  # type: ignore[import-untyped]
 
-    from securevfl.models.alone.choice import fit_alone
-
     return _once(
-        lambda: joblib.hash((arguments, options)), lambda: fit_alone(*arguments, **options)
+        lambda: joblib.hash((arguments, options, _in_full)), lambda: _fit(*arguments, **options)
     )
+
+
+def _fit(*arguments: Any, **options: Any) -> Any:
+    """Fit the models of a run."""
+    from securevfl.models.alone import choice, margins
+
+    if _in_full:
+        return choice.fit_alone(*arguments, **options)
+    with (
+        patch.object(sys.modules[__name__], "_for_a_run", True),
+        patch.object(margins, "_STEPS_TO_WAIT", _STEPS_TO_WAIT),
+    ):
+        return choice.fit_alone(*arguments, **options)
 
 
 def _shared(compute: Callable[..., Any]) -> Callable[..., Any]:
@@ -88,6 +116,8 @@ def _boosted_once(fit: Callable[..., None]) -> Callable[..., None]:
         if getattr(model, "random_state", None) is None or not hasattr(model, "max_leaf_nodes"):
             fit(model, *data, **options)
             return
+        if _for_a_run and model.early_stopping is False:
+            model.set_params(max_iter=min(model.max_iter, _ROUNDS))
 
         def fitted() -> dict[str, Any]:
             fit(model, *data, **options)
@@ -102,17 +132,15 @@ def _boosted_once(fit: Callable[..., None]) -> Callable[..., None]:
 
 
 def _once(key: Callable[[], str], compute: Callable[[], Any]) -> Any:
-    import joblib
-
     folder = os.environ.get(FOLDER_VARIABLE)
     if folder is None:
         return compute()
     path = Path(folder, key())
     if path.exists():
-        return joblib.load(path)
+        return pickle.loads(path.read_bytes())
     computed = compute()
     handle, unfinished = tempfile.mkstemp(dir=folder)
     with os.fdopen(handle, "wb") as file:
-        joblib.dump(computed, file)
+        pickle.dump(computed, file, pickle.HIGHEST_PROTOCOL)
     Path(unfinished).replace(path)
     return computed

@@ -5,8 +5,9 @@ import os
 import runpy
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
@@ -17,9 +18,13 @@ _COMMAND = process.PartyCommand
 
 
 @contextmanager
-def forked_programs() -> Iterator[None]:
-    """Fork what programs in the block start, each with the environment that it would have had."""
-    with patch.object(process, "PartyCommand", _forked):
+def forked_programs(starts: ModuleType = process) -> Iterator[None]:
+    """Fork what programs in the block start, each with the environment that it would have had.
+
+    Args:
+        starts: The module that starts them by the ``PartyCommand`` of this name in it.
+    """
+    with patch.object(starts, "PartyCommand", _forked):
         yield
 
 
@@ -29,12 +34,17 @@ def or_program(run: Callable[[], None]) -> Callable[[], None]:
 
 
 def _forked(
-    *, program: list[str], arguments: tuple[str, ...], environment: dict[str, str], **others: Any
+    *,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    program: Sequence[str] = (),
+    **others: Any,
 ) -> process.PartyCommand:
+    _, *command = [*program, *arguments]
     # Of one environment, so that one fork server does for all ranks and all tests.
     own = json.dumps({"TMPDIR": tempfile.gettempdir(), **environment})
     return _COMMAND(
-        arguments=[_PROGRAM, own, *program[1:], *arguments],
+        arguments=[_PROGRAM, own, *command],
         fork_server="securevfl.cli.fork_server_program",
         **others,
     )
@@ -42,11 +52,16 @@ def _forked(
 
 def _run() -> None:
     _, _, environment, *sys.argv = sys.argv
-    os.environ |= json.loads(environment)
+    own = json.loads(environment)
+    os.environ |= own
     tempfile.tempdir = None  # as the environment says
-    sys.path[:] = os.environ["PYTHONPATH"].split(os.pathsep)
+    if "PYTHONPATH" in own:
+        sys.path[:] = own["PYTHONPATH"].split(os.pathsep)
     if sys.argv[0] == "-c":
         code = sys.argv.pop(1)
         exec(code, {"__name__": "__main__"})
+    elif sys.argv[0] == "-m":
+        del sys.argv[0]
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     else:
         runpy.run_path(sys.argv[0], run_name="__main__")

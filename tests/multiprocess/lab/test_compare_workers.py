@@ -37,6 +37,7 @@ def plan_of(path: Path, *, out: str, seeds: int = 3) -> Comparison:
 
 
 @pytest.mark.slow
+@pytest.mark.full_fits  # as in interpreters that are spawned
 def test_interrupted_workers_end_and_their_work_is_kept(tmp_path: Path) -> None:
     """As from a terminal: the signal reaches every process of the group at once."""
     path = write_federation(tmp_path, **SMALL)

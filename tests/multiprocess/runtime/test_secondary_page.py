@@ -13,7 +13,7 @@ from securevfl.ledger.book import Limit
 from securevfl.ledger.ledger_file import ledger_of_table, set_limit, summary_of
 from securevfl.testing import write_federation
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = [pytest.mark.pictures, pytest.mark.multiprocess]
 
 
 @pytest.fixture(scope="module")

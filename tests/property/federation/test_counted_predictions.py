@@ -185,7 +185,7 @@ def _settings(examples: int, **more: Any) -> settings:
     )
 
 
-AskingOnAndOn.TestCase.settings = _settings(60, derandomize=True, phases=[Phase.generate])
+AskingOnAndOn.TestCase.settings = _settings(30, derandomize=True, phases=[Phase.generate])
 TestAskingOnAndOn = AskingOnAndOn.TestCase
 
 

@@ -34,6 +34,7 @@ from helpers.altered_mechanisms import (
     wrapped,
 )
 from helpers.audit_in_process import audit_in_process
+from helpers.forked_programs import forked_programs
 from helpers.patience import PATIENCE_S
 from typer.testing import CliRunner
 
@@ -217,7 +218,8 @@ def test_the_command_exits_with_4_and_says_fail(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.multiprocess
 def test_the_installed_mechanism_passes_between_processes() -> None:
     """TLS, masks, CrypTen's reveal, and class sums beside them; false alarm 1e-9."""
-    report = audit(AuditSettings(secondaries=2, timeout_s=PATIENCE_S))
+    with forked_programs(audit_report):
+        report = audit(AuditSettings(secondaries=2, timeout_s=PATIENCE_S))
 
     assert report.failed_tests == []
     assert [len(tests) for tests in report.tests.values()] == [10, 10, 3, 3, 2, 2]
@@ -229,8 +231,10 @@ def test_the_installed_mechanism_passes_between_processes() -> None:
 @pytest.mark.multiprocess
 def test_an_altered_mechanism_fails_between_processes() -> None:
     """One party's noise only, half of the variance: missed less than once in 1e9."""
-    report = audit(
-        AuditSettings(secondaries=2, timeout_s=PATIENCE_S), program=(sys.executable, str(HELPER))
-    )
+    with forked_programs(audit_report):
+        report = audit(
+            AuditSettings(secondaries=2, timeout_s=PATIENCE_S),
+            program=(sys.executable, str(HELPER)),
+        )
 
     assert fails(report, "noise_not_too_small")

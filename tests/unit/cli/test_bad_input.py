@@ -551,7 +551,7 @@ RUN_FILES = ("metrics.json", "history.csv", "federation.toml", "parties/bank-1/l
 
 def test_folder_of_a_run_that_released_nothing(tmp_path: Path, capfd: Capture) -> None:
     """After a mistake that was found in time, the same command works in the same folder."""
-    path = write_federation(tmp_path, **SMALL)
+    path = write_federation(tmp_path, base={"estimator": "linear"}, **SMALL)
     frame = pd.read_csv(tmp_path / "bank-2.csv")
     edit(tmp_path, "bank-2", first(3))
     assert simulated(capfd, path).code == 2
@@ -655,7 +655,7 @@ NO_TABLES = {
 def test_a_source_that_cannot_be_read_gets_one_line(
     tmp_path: Path, capfd: Capture, changes: dict[str, Any], message: str
 ) -> None:
-    path = write_federation(tmp_path, **SMALL)
+    path = write_federation(tmp_path, **QUICK)
     source = tomllib.loads(path.read_text())
     source["party"][1] |= changes
     save_federation(tmp_path, source)

@@ -7,11 +7,14 @@ from functools import cache
 
 import pytest
 from helpers.patience import PATIENCE_S
+from helpers.warm import printed
 
 from securevfl.core import errors
 from securevfl.dp.accountant import pld_epsilon
 from securevfl.dp.budget import Budget
 from securevfl.dp.events import GaussianRelease, SampledRelease
+
+pytestmark = pytest.mark.pictures
 
 ISSUE = ["--noise-multiplier", "1.0", "--sampling-rate", "0.1", "--steps", "1000"]
 
@@ -33,30 +36,15 @@ BAD_INPUT = [
     (["--epsilon", "1", "--gradient-clip-norm", "1"], "ConfigError", "goes with encoder"),
 ]
 
-# Typer hands its callback a context of a private class, which the run-time type checks of the
-# tests refuse; so the commands run in one process of their own, without those checks.
-_RUNNER = """
-import json, sys
-from typer.testing import CliRunner
-from securevfl.desk.budget_command import app
-for arguments in json.load(sys.stdin):
-    result = CliRunner().invoke(app, arguments)
-    print(json.dumps([result.exit_code, result.stdout, type(result.exception).__name__,
-                      str(result.exception)]))
-"""
-
 
 def run_all(*commands: list[str]) -> list[tuple[int, str, str, str]]:
-    """Return exit code, output, error class and error text of each command."""
-    done = subprocess.run(
-        [sys.executable, "-c", _RUNNER],
-        input=json.dumps(commands),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=True,
-    )
-    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
+    """Return exit code, output, error class and error text of each command.
+
+    Typer hands its callback a context of a private class, which the run-time type checks of the
+    tests refuse; so the commands run in one process of their own, without those checks.
+    """
+    lines = printed("helpers.budget_commands", json.dumps(commands)).splitlines()
+    return [tuple(json.loads(line)) for line in lines]
 
 
 UPDATES = [

@@ -11,6 +11,8 @@ from securevfl.lab.one_run import Run
 from securevfl.lab.study_commands import StudyProgress
 from securevfl.testing import write_federation
 
+pytestmark = pytest.mark.pictures
+
 Capture = pytest.CaptureFixture[str]
 SMALL: dict[str, Any] = {
     "rows": 60,

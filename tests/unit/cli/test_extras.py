@@ -1,5 +1,6 @@
 """Packages of extras, where they are missing: what needs none of them works, the rest says so."""
 
+import json
 import re
 import subprocess
 import sys
@@ -16,14 +17,23 @@ from securevfl.testing import write_federation
 _OTHERS = ("PIL", "charset_normalizer", "platformdirs", "polars", "tomli_w")
 
 _WITHOUT = """
-import runpy, sys
-names = sys.argv.pop(1).split(",")
+import io, json, sys
+from contextlib import redirect_stderr, redirect_stdout
+names, *commands = json.load(sys.stdin)
 class Missing:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in names:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Missing())
-runpy.run_module("securevfl", run_name="__main__")
+from securevfl.cli.main import main
+for command in commands:
+    sys.argv, code = ["securevfl", *command], 0
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code or 0
+    print(json.dumps([code, out.getvalue(), err.getvalue()]))
 """
 
 
@@ -38,55 +48,66 @@ def test_few_packages_are_mandatory_and_every_other_has_its_extra() -> None:
         assert package in brought
 
 
-def without_extras(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run a command in an interpreter that has no package of an extra."""
-    names = ",".join([*EXTRAS, *_OTHERS])
-    return subprocess.run(
-        [sys.executable, "-c", _WITHOUT, names, *map(str, words)],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+Ended = tuple[int, str, str]
+"""Exit code, output and messages of a command."""
 
 
 @pytest.fixture(scope="module")
-def federation(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A federation on CSV files, another with a Parquet file, and new rows."""
     folder = tmp_path_factory.mktemp("federation")
     privacy = {"epsilon": 8.0, "delta": 1e-5, "encoder": "frozen", "links_per_record": 2}
     training = {"epochs": 1, "batch_size": 16}
     path = write_federation(folder, rows=60, privacy=privacy, training=training)
     path.write_text(path.read_text().replace("[[party]]", '[[party]]\nscaling = "none"'))
-    return path
+    table = pd.read_csv(folder / "agency.csv")
+    table.drop(columns="y")[:5].to_csv(folder / "new.csv", index=False)
+    table.to_parquet(folder / "agency.parquet")
+    (folder / "other.toml").write_text(path.read_text().replace("agency.csv", "agency.parquet"))
+    return folder
 
 
-def test_a_run_on_csv_files_needs_no_extra(federation: Path) -> None:
+@pytest.fixture(scope="module")
+def ended(folder: Path) -> dict[str, Ended]:
+    """Run commands in one interpreter that has no package of an extra."""
+    run = folder / "run"
+    new, out = ("--rows", folder / "new.csv"), ("--out", folder / "out.csv")
+    commands = {
+        "simulate": ("simulate", folder / "fed.toml", "--out", run),
+        "predict": ("predict", run, *new, *out, "--data-root", folder),
+        "report": ("report", run),
+        "parquet": ("simulate", folder / "other.toml", "--out", folder / "other"),
+    }
+    asked = [[*EXTRAS, *_OTHERS], *([str(word) for word in one] for one in commands.values())]
+    done = subprocess.run(
+        [sys.executable, "-c", _WITHOUT],
+        input=json.dumps(asked),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
+    )
+    return dict(zip(commands, map(json.loads, done.stdout.splitlines()), strict=True))
+
+
+def test_a_run_on_csv_files_needs_no_extra(folder: Path, ended: dict[str, Ended]) -> None:
     """It ends well under a promise, without a report, and predicts; ``report`` says what lacks."""
-    run = federation.parent / "run"
-    ended = without_extras("simulate", federation, "--out", run)
-    assert ended.returncode == 0, ended.stderr
-    said = " ".join(ended.stderr.split())
+    code, printed, messages = ended["simulate"]
+    assert code == 0, messages
+    said = " ".join(messages.split())
     assert "warning: no report: this needs the package matplotlib" in said
-    assert "report:" not in ended.stdout
-    assert not (run / "report.html").exists()
-    rows = pd.read_csv(federation.with_name("agency.csv")).drop(columns="y")[:5]
-    rows.to_csv(federation.with_name("new.csv"), index=False)
-    new, out = federation.with_name("new.csv"), federation.with_name("out.csv")
-    folder = ("--data-root", federation.parent)
-    told = without_extras("predict", run, "--rows", new, "--out", out, *folder)
-    assert told.returncode == 0, told.stderr
-    assert len(pd.read_csv(out)) == 5
-    asked = without_extras("report", run)
-    assert asked.returncode == 2
-    assert re.fullmatch(r"securevfl: .*pip install 'securevfl\[report\]'\n", asked.stderr)
+    assert "report:" not in printed
+    assert not (folder / "run" / "report.html").exists()
+    code, _, messages = ended["predict"]
+    assert code == 0, messages
+    assert len(pd.read_csv(folder / "out.csv")) == 5
+    code, _, messages = ended["report"]
+    assert code == 2
+    assert re.fullmatch(r"securevfl: .*pip install 'securevfl\[report\]'\n", messages)
 
 
-def test_a_parquet_table_says_what_to_install(federation: Path) -> None:
-    table = federation.parent / "agency.csv"
-    pd.read_csv(table).to_parquet(table.with_suffix(".parquet"))
-    other = federation.with_name("other.toml")
-    other.write_text(federation.read_text().replace("agency.csv", "agency.parquet"))
-    ended = without_extras("simulate", other, "--out", federation.parent / "other")
-    assert ended.returncode == 2
-    assert ended.stderr.splitlines()[-1].endswith("pip install 'securevfl[parquet]'")
-    assert "Traceback" not in ended.stderr
+def test_a_parquet_table_says_what_to_install(ended: dict[str, Ended]) -> None:
+    code, _, messages = ended["parquet"]
+    assert code == 2
+    assert messages.splitlines()[-1].endswith("pip install 'securevfl[parquet]'")
+    assert "Traceback" not in messages

@@ -178,7 +178,11 @@ def test_a_simulation_charges_no_table(tmp_path: Path, capfd: Capture) -> None:
     """It protects nobody: its ledgers are in its run folder, and an owner's limit is not asked."""
     privacy = {"epsilon": 5.0, "delta": 1e-4, "encoder": "trained"}
     path = write_federation(
-        tmp_path, privacy=privacy, rows=60, training={"epochs": 1, "batch_size": 32}
+        tmp_path,
+        privacy=privacy,
+        rows=60,
+        training={"epochs": 1, "batch_size": 32},
+        base={"estimator": "none"},
     )
     table = tmp_path / "bank-1.csv"
     assert securevfl(capfd, "ledger", "limit", table, "--epsilon", 0.1).code == 0

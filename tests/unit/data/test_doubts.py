@@ -194,7 +194,7 @@ def test_keys_that_are_read_alone_are_asked_too(tmp_path: Any) -> None:
 NOTHING = (-1, -99, -999, -9999, 999, 9999, 99999, 888, -9999.25, 32767, -32768, 2147483647, 1e12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     value=st.sampled_from(NOTHING),
     whole=st.booleans(),
@@ -215,7 +215,7 @@ def test_any_number_for_nothing_is_named(
     assert "may stand for no value" not in doubts_of(PLAIN.assign(c=pd.Series(others)))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     day=st.sampled_from(("1900-01-01", "1899-12-30", "1970-01-01", "2099-12-31", "9999-12-31")),
     first=st.integers(1930, 1990),

@@ -34,9 +34,9 @@ NOISY = {**FROZEN, "epsilon": 8.0, "links_per_record": 1}
 
 
 def recorded(folder: Path, *, bounded: bool = False, **sections: Any) -> Path:
-    """Simulate and record a federation; return the run folder."""
+    """Simulate and record a federation, without a local baseline; return the run folder."""
     folder.mkdir(exist_ok=True)
-    path = write_federation(folder, **sections)
+    path = write_federation(folder, **{"base": {"estimator": "none"}, **sections})
     if bounded:
         path.write_text(path.read_text().replace("[[party]]", BOUNDED))
     run_in_process(path, folder / "run", record_mib=64)
@@ -300,7 +300,9 @@ def test_guessed_ids_and_frequent_codes_are_found_behind_protections(tmp_path: P
 
 def coordinated(folder: Path, *helpers: str, **linkage: Any) -> Path:
     """Simulate and record a federation that links numbers through helpers; return its folder."""
-    source = tomllib.loads(write_federation(folder, training={"epochs": 1}).read_text())
+    source = tomllib.loads(
+        write_federation(folder, training={"epochs": 1}, base={"estimator": "none"}).read_text()
+    )
     source["linkage"] = {"ranges": [[-1, 11], [-1, 11]], **linkage}
     source["party"] += [{"name": one, "role": one} for one in helpers]
     run_in_process(save_federation(folder, source), folder / "run", record_mib=64)

@@ -15,6 +15,8 @@ from securevfl.models.fet.settings import FeTConfig
 from securevfl.runtime.run_folder import write_explanation
 from securevfl.testing import run_in_process, save_federation, write_federation
 
+pytestmark = pytest.mark.pictures
+
 AVERAGED = {"average_positions_every": 1, "positions_start": "separate"}
 MASK = "The FeT paper&#39;s Figure 3"
 ENCODINGS = "The FeT paper&#39;s Figure 4"

@@ -42,6 +42,7 @@ def simulated(
     return simulate_federation(config, tables, options, **how)
 
 
+@pytest.mark.full_fits
 def test_a_network_that_gains_without_partners_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

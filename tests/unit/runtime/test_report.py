@@ -16,6 +16,8 @@ from securevfl.desk.report.plots import epsilon_plot, loss_plot, metric_figure, 
 from securevfl.dp.statement import suspicion_in_words
 from securevfl.testing import run_in_process, write_federation
 
+pytestmark = pytest.mark.pictures
+
 
 def marks(svg: str) -> int:
     """Return how many markers are drawn: each is used from its definition."""

@@ -19,7 +19,7 @@ from securevfl.testing import run_in_process
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 axe = pytest.importorskip("axe_core_python")
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="needs Chromium")
+pytestmark = [pytest.mark.pictures, pytest.mark.skipif(BROWSER is None, reason="needs Chromium")]
 
 _RUN = """
 axe.run(document, {}).then(found => {
