@@ -10,7 +10,7 @@ those of ``[pretraining]`` have a table of their own, ``[methods.NAME.pretrainin
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Final
