@@ -19,7 +19,6 @@ from torch import Tensor
 from research.common.aligned.views import AlignedViews, ScarceRows
 from securevfl.core.conventions import derive_seed, stream
 from securevfl.dp.clipping import clip_rows
-from securevfl.federation.rounds.cut import with_iso_noise
 from securevfl.federation.rounds.secondary import SecondaryData
 from securevfl.federation.run_plan import RoundCounter, new_run
 from securevfl.federation.session.peers import PeersHere
@@ -39,7 +38,7 @@ from securevfl.stages.pretraining.learner import PartyLearner
 from securevfl.stages.pretraining.learning import LearnerWithRecords, PretrainingRows
 from securevfl.stages.pretraining.messages import PretrainingValidator
 from securevfl.stages.pretraining.parties import PretrainingRun, PretrainingSecondary
-from securevfl.stages.pretraining.projections import projection_mechanism
+from securevfl.stages.pretraining.projections import projection_mechanism, with_iso_noise
 
 PRETRAINED = ("fedlocalssl", "fedcssl", "fedgssl", "fedhssl")
 SUPERVISED = ("boosting", "fedsplitnn", "untrained")

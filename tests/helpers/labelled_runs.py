@@ -30,7 +30,7 @@ RUNS: Mapping[str, dict[str, Any]] = {
     "fet": {"model": {"average_positions_every": 1}},
     "fet-noise": {
         "privacy": _NOISE,
-        "training": {"optimizer": "lamb", "iso_gradients": 1.0},
+        "training": {"optimizer": "lamb"},
         "federation": {"task": "regression"},
     },
     "fet-frozen": {"privacy": FROZEN},

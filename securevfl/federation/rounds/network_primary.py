@@ -14,9 +14,9 @@ from securevfl.core.devices import read_together
 from securevfl.core.progress import Observer, RoundDone
 from securevfl.data.tables import training_batches
 from securevfl.federation.messages import AverageRequest, RoundPlan
+from securevfl.federation.released_labels import DrawnLabels
 from securevfl.federation.rounds import primary
 from securevfl.federation.rounds.exchanges import Exchange
-from securevfl.federation.rounds.label_defences import DrawnLabels, protect_gradient
 from securevfl.federation.rounds.release import refuse_lost
 from securevfl.federation.rounds.updates import DropoutStream, set_gradients
 from securevfl.federation.run_plan import RunPlan
@@ -72,13 +72,10 @@ class NetworkPrimary(primary.Primary):
         primary's own model learns has no noise.
 
         Reveals:
-            What :meth:`Exchange.release` and :meth:`Exchange.return_gradient` reveal; with ISO
-            noise, in place of the gradient, a noisy one, and from the size of its noise the length
-            of the batch's longest.
+            What :meth:`Exchange.release` and :meth:`Exchange.return_gradient` reveal.
 
         References:
-            [FeT] section 6.1 (SplitAvg) and Algorithm 1, lines 12 to 16; [FedHSSL] section VI-B
-            ("Party 1 applies ISO to gradients sent back to the passive party"), Equation 7.
+            [FeT] section 6.1 (SplitAvg) and Algorithm 1, lines 12 to 16.
         """
         chosen = stream(self.seed, "party-dropout", epoch)
         total, outputs = 0.0, []
@@ -102,8 +99,7 @@ class NetworkPrimary(primary.Primary):
                 known.add(loss.detach(), self._checked_loss(plan))
                 (gradient,) = set_gradients(loss, self.optimizer.parameters, average)
                 with torch.no_grad():
-                    returned = protect_gradient(gradient, targets, self.training)
-                    self.exchange.return_gradient(plan, *known.host(returned))
+                    self.exchange.return_gradient(plan, *known.host(gradient))
             self.optimizer.step(epoch=epoch)
             total += self.losses[-1] * len(rows)
             # A GPU's next replay writes where this one's outputs are.

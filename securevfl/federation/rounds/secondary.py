@@ -25,7 +25,6 @@ from securevfl.federation.checkpoint import Checkpoints
 from securevfl.federation.messages import AverageRequest, EpochMark, Gradient, Mean, RoundPlan
 from securevfl.federation.rounds import cut
 from securevfl.federation.rounds.cached_release import CachedRelease
-from securevfl.federation.rounds.label_defences import distance_correlation
 from securevfl.federation.rounds.own_records import (
     gather_records,
     represent_distinct,
@@ -128,8 +127,6 @@ class Secondary:
     row_by_row: bool = False
     """True if :attr:`bottom` sees each row alone: a module that is not the package's own may not
     mix rows where something is promised."""
-    decorrelates: float = 0.0
-    """Weight of the distance correlation in its loss."""
     precision: Precision = "float32"
     """Precision in which :attr:`bottom` computes."""
     log: Log = log_nothing
@@ -267,7 +264,7 @@ class Secondary:
                     self.kept.keep_answer(plan.rows, *reads().host(words))
                 self._pending = None
                 if optimizer is not None:
-                    self._pending = plan, self._backward_step(plan, released.clipped, optimizer)
+                    self._pending = plan, self._backward_step(released.clipped, optimizer)
                 self._share = None
             elif self.kept is not None:
                 self.epsilon_spent = self.kept.epsilon_spent
@@ -392,9 +389,7 @@ class Secondary:
             units = aggregation.units(aggregation.clip(finite), bounded=False)
         return codec.to_float(units, self._cut.ring, divisor=self._cut.slots).cpu()
 
-    def _backward_step(
-        self, plan: RoundPlan, clipped: Tensor, optimizer: PacedOptimizer
-    ) -> BackwardStep:
+    def _backward_step(self, clipped: Tensor, optimizer: PacedOptimizer) -> BackwardStep:
         """Return what waits for the gradient of a round's clipped representation."""
         if self._row_gradients is not None:
             gradients, self._row_gradients = self._row_gradients, None
@@ -403,25 +398,12 @@ class Secondary:
             term = self.contribution.aggregation.term(clipped)
             if self._share is not None:
                 return self._share.backward_step(term)
-            added = self._correlation(plan.rows, term) if self.decorrelates else None
-        return PlainBackwardStep(term, self.dropout, optimizer.parameters, added)
-
-    def _correlation(self, rows: npt.NDArray[np.int64], term: cut.CutRows) -> Tensor:
-        """Return what its loss has for how far what leaves gives away the columns of rows."""
-        linked = self.linked_records(rows)
-        there = linked.present[..., None]
-        columns = (linked.features * there).sum(dim=1) / there.sum(dim=1).clamp_min(1)
-        return self.decorrelates * distance_correlation(columns, term.flatten(1))
+        return PlainBackwardStep(term, self.dropout, optimizer.parameters)
 
     @property
     def learns_plainly(self) -> bool:
-        """Whether it learns by steps of whole batches, without noise or an extra loss."""
-        return (
-            self.optimizer is not None
-            and self.gradient_noise is None
-            and not self.row_by_row
-            and not self.decorrelates
-        )
+        """Whether it learns by steps of whole batches, without noise."""
+        return self.optimizer is not None and self.gradient_noise is None and not self.row_by_row
 
     def close(self) -> None:
         """Stop what works ahead in the background."""

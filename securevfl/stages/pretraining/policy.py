@@ -1,10 +1,13 @@
 """Pretraining as the federation file has it: rules, and what its exchanges show."""
 
 from collections.abc import Iterator
+from typing import Final
 
 from securevfl.config.federation import FederationConfig
-from securevfl.config.stage_policy import ISO, NOT_COVERED, Channel, StagePolicy
+from securevfl.config.stage_policy import NOT_COVERED, Channel, StagePolicy
 from securevfl.core.errors import ConfigError
+
+_ISO: Final = "heuristic: ISO noise promises nothing, and its size shows"
 
 
 def wants_pretraining(config: FederationConfig) -> bool:
@@ -90,7 +93,7 @@ def _projections(config: FederationConfig) -> Iterator[Channel]:
         )
     elif settings.iso_projections:
         seen = "projections of every aligned row behind ISO noise, the longest's length in a batch"
-        covered = f"{ISO} that length"
+        covered = f"{_ISO} that length"
     yield Channel(
         "pretraining, from the primary",
         f"every secondary: the primary's {seen}, made without labels; and which rows are held out",
@@ -111,7 +114,7 @@ def _aggregation(config: FederationConfig) -> Channel:
         covered = "not covered: with one secondary the mean gives its weights away"
     if settings.iso_weights:
         reveals += "; the primary's part is behind ISO noise, but for batch norms' statistics"
-        covered += f"; of the primary's weights {ISO} each layer's longest row"
+        covered += f"; of the primary's weights {_ISO} each layer's longest row"
     return Channel(
         "pretraining, aggregation of models",
         reveals,

@@ -1,20 +1,24 @@
 """Projections as they leave a party: in a sum, as they are, with ISO noise, or accounted for."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
+import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from securevfl.core.conventions import unseeded_normal
+from securevfl.core.devices import to_device
 from securevfl.core.errors import ConfigError
 from securevfl.dp.clipping import clip_rows
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.release_plan import ReleasePlan
 from securevfl.dp.ring_noise import ExactDiscreteGaussian
-from securevfl.federation.rounds.cut import CutLayer, with_iso_noise
+from securevfl.federation.rounds.cut import CutLayer
 from securevfl.ledger.ledger import Ledger
 from securevfl.models.family import PretrainingSettings
 from securevfl.mpc.codec import RingFormat, quantise, to_float
@@ -22,6 +26,38 @@ from securevfl.stages.pretraining.learner import unit
 
 # What torch's batch norms call their running statistics.
 _STATISTICS: Final = ("running_mean", "running_var")
+
+
+def with_iso_noise(values: Float[Tensor, "*shape"], scale: float) -> Float[Tensor, "*shape"]:
+    """Return the values with ISO noise: one deviation for all of them, set by the longest row.
+
+    With the first axis as b rows, and all others together as the m numbers of a row, every number
+    gets a normal number of deviation ``scale * max_i ||d_i||_2 / sqrt(m)``. The noise of a row is
+    then about ``scale`` times as long as the longest row of the batch.
+
+    **It promises nothing.** The length of the longest row is a function of private values, and
+    whoever gets b m noised numbers reads it off their spread: of weights it says how
+    long a layer's longest row is. Two batches
+    that differ in that row get noise of two sizes, which can be told apart with certainty as b m
+    grows; so no epsilon holds, whatever ``scale`` is.
+
+    Args:
+        values: d, such as projections (B, P), or weights with a row for each output; a single
+            axis is b rows of one number.
+        scale: lambda, dimensionless, >= 0; 0 returns the values as they are.
+
+    Reveals:
+        Nothing by itself. Of what is sent: noisy values, and the length of the longest row.
+
+    References:
+        [FedHSSL] section VI-B, Equation 7.
+    """
+    if not scale:
+        return values
+    rows = values.detach().reshape(len(values) if values.dim() else 1, -1)
+    longest = torch.linalg.vector_norm(rows, dim=1).max()
+    noise = to_device(torch.from_numpy(unseeded_normal(*values.shape)), values.device).to(values)
+    return values + scale / math.sqrt(rows.shape[1]) * longest * noise
 
 
 @runtime_checkable

@@ -1,4 +1,4 @@
-"""ISO noise in simulated runs: each of its three places, that place alone, and what is said of it.
+"""ISO noise in simulated runs: each of its two places, that place alone, and what is said of it.
 
 Noise is what a secondary receives beyond what the primary had. Comparisons of its size alarm
 falsely with probability at most 1e-11 each, all together with 1e-10.
@@ -12,13 +12,10 @@ from typing import Any
 import pytest
 import torch
 from helpers.alarms import require_noise
-from helpers.federations import FROZEN
 from torch import Tensor
 
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
-from securevfl.federation.messages import RoundPlan
-from securevfl.federation.rounds.exchanges import Exchange
 from securevfl.models.family import PretrainingSettings
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
@@ -30,26 +27,23 @@ from securevfl.stages.pretraining.stage import load_encoders
 from securevfl.testing import write_federation
 
 SCALE = 0.5
-PLACES = ("projections", "weights", "gradients")
+PLACES = ("projections", "weights")
 
 
-def run(folder: Path, *places: str, model: Mapping[str, Any] | None = None) -> RunResult:
+def run(folder: Path, *places: str) -> RunResult:
     """Simulate FedHSSL with ISO noise at some places, from one seed."""
     folder.mkdir(exist_ok=True)
-    at = {f"iso_{place}": SCALE for place in places}
-    training = {name: value for name, value in at.items() if name == "iso_gradients"}
-    pretraining = {name: value for name, value in at.items() if name not in training}
     path = write_federation(
         folder,
-        model=model or {"family": "fedhssl", "hidden": 32, "encoder_hidden": 16},
+        model={"family": "fedhssl", "hidden": 32, "encoder_hidden": 16},
         pretraining={
             "iterations": 2,
             "batch_size": 128,
             "projector": [16, 16, 16],
             "predictor": 8,
-            **pretraining,
+            **{f"iso_{place}": SCALE for place in places},
         },
-        training={"epochs": 2, "batch_size": 64, **training},
+        training={"epochs": 2, "batch_size": 64},
     )
     config = read_federation(path)
     tables = read_tables(config, folder)
@@ -81,7 +75,6 @@ class Seen:
             return projected
 
         cross, average = PretrainingRun.exchange_projections, parties.average_weights
-        back = Exchange.return_gradient
 
         def crossed(itself: Any, rows: Any, sent: Tensor, **kwargs: Any) -> Any:
             self.sent.setdefault("projections", sent.clone())
@@ -93,20 +86,15 @@ class Seen:
             self.sent.setdefault("weights", {name: one.clone() for name, one in own.items()})
             return average(peers, request, own, **kwargs)
 
-        def returned(itself: Any, plan: RoundPlan, gradient: Tensor) -> None:
-            self.sent.setdefault("gradients", gradient.clone())
-            back(itself, plan, gradient)
-
         patch.setattr(PretrainingRun, "__init__", built)
         patch.setattr(PretrainingRun, "exchange_projections", crossed)
         patch.setattr(parties, "average_weights", averaged)
-        patch.setattr(Exchange, "return_gradient", returned)
 
 
-def watched(folder: Path, *places: str, **kinds: Any) -> tuple[Seen, RunResult]:
+def watched(folder: Path, *places: str) -> tuple[Seen, RunResult]:
     with pytest.MonkeyPatch.context() as patch:
         seen = Seen(patch)
-        return seen, run(folder, *places, **kinds)
+        return seen, run(folder, *places)
 
 
 def deviation(values: Tensor) -> float:
@@ -143,27 +131,8 @@ def test_weights_are_noised_and_no_more(tmp_path: Path) -> None:
     assert torch.equal(seen.sent["projections"], unit(seen.had["projections"]))
 
 
-def test_gradients_are_noised_and_no_more(tmp_path: Path) -> None:
-    """Until the first gradient comes back, a run is the run without noise, to the last bit."""
-    model = {"family": "fedsplitnn", "hidden": 32, "encoder_hidden": 16}
-    off, plain = watched(tmp_path / "off", model=model)
-    on, noised = watched(tmp_path / "on", "gradients", model=model)
-    had, sent = off.sent["gradients"], on.sent["gradients"]
-    require_noise(sent - had, deviation(had))
-    assert noised.losses[0] == plain.losses[0]
-    # In float32 one loss is the same by chance once in a million times.
-    assert len(plain.losses) >= 3
-    assert noised.losses[1:] != plain.losses[1:]
-
-
-def test_gradients_alone_leave_pretraining_as_it_is(tmp_path: Path) -> None:
-    seen, _ = watched(tmp_path / "on", "gradients")
-    assert torch.equal(seen.sent["projections"], unit(seen.had["projections"]))
-    _require_equal(seen.had["weights"], seen.sent["weights"])
-
-
 def test_all_places_at_once_and_none_by_default(tmp_path: Path) -> None:
-    """A run without the settings is the run with them at 0; with all three it is another."""
+    """A run without the settings is the run with them at 0; with both it is another."""
     plain, again = run(tmp_path / "a"), run(tmp_path / "b")
     assert plain.losses == again.losses
     for name in ("iso_projections", "iso_weights"):
@@ -216,7 +185,6 @@ def test_reports_call_it_a_heuristic_that_shows_something(tmp_path: Path) -> Non
         for result in (run(tmp_path / "off"), run(tmp_path / "on", *PLACES))
     )
     lines = {
-        "gradients": "how badly the worst row is predicted",
         "pretraining, from the primary": "that length",
         "pretraining, aggregation of models": "each layer's longest row",
     }
@@ -230,42 +198,13 @@ def test_reports_call_it_a_heuristic_that_shows_something(tmp_path: Path) -> Non
     assert {name: plain[name] for name in rest} == {name: noised[name] for name in rest}
 
 
-def test_it_buys_no_epsilon(tmp_path: Path) -> None:
-    """A run that promises epsilon costs the same with it, and calls the gradient no better."""
-    sound = {"epsilon": 8.0, "delta": 1e-5, "encoder": "trained", "unit": "secondary-record"}
-    spent = []
-    for name, scale in (("off", 0.0), ("on", 5.0)):
-        folder = tmp_path / name
-        folder.mkdir()
-        path = write_federation(
-            folder,
-            model={"family": "fedsplitnn", "norm": "layer", "hidden": 8, "encoder_hidden": 8},
-            privacy=sound,
-            training={"iso_gradients": scale},
-        )
-        config = read_federation(path)
-        tables = read_tables(config, folder)
-        result = simulate_federation(
-            config, tables, RunOptions(run_folder=folder / "run"), with_alone=False
-        )
-        privacy = result.metrics["privacy"]
-        spent.append({k: v for k, v in privacy.items() if k in ("epsilon", "noise_share_std")})
-    assert spent[0] == spent[1]
-    assert spent[0]["epsilon"] <= 8.0
-
-
 @pytest.mark.parametrize(
     ("sections", "complaint"),
     [
-        ({"training": {"iso_gradients": -1.0}}, r"training\.iso_gradients.*>= 0"),
         ({"pretraining": {"iso_weights": -1.0}}, r"pretraining\.iso_weights.*>= 0"),
         (
             {"pretraining": {"iso_projections": 1.0, "primary_sends": "gaussian", "epsilon": 8.0}},
             r"pretraining\.iso_projections: primary_sends = \"gaussian\" has noise",
-        ),
-        (
-            {"training": {"iso_gradients": 1.0}, "privacy": FROZEN},
-            r"training\.iso_gradients: frozen encoders are sent no gradient",
         ),
     ],
 )
