@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from securevfl.runtime.predictions import Predictions
     from securevfl.runtime.simulation import RunResult
     from securevfl.runtime.trained_run import features, predict
-    from securevfl.stages.programs.scripts import ThisParty, party_program
 
 __all__ = [
     "AuditSettings",
@@ -53,7 +52,6 @@ __all__ = [
     "RuntimeSettings",
     "SecureVflError",
     "StudyOptions",
-    "ThisParty",
     "TrainingSettings",
     "__version__",
     "audit",
@@ -68,7 +66,6 @@ __all__ = [
     "linkage",
     "models",
     "mpc",
-    "party_program",
     "predict",
     "preset",
     "progress",
