@@ -102,24 +102,6 @@ class PretrainingSettings:
     """The primary receives the average of secondaries' projections, or each. SimSiam and BYOL learn
     the same."""
 
-    primary_sends: Literal["plain", "gaussian"] = "plain"
-    """The primary's projections go out with ``iso_projections`` alone, or with Gaussian noise that
-    its ledger counts."""
-
-    iso_projections: checks.NonNegative = 0.0
-    """lambda of the ISO noise on the primary's projections ([FedHSSL] Equation 7). A
-    heuristic."""
-
-    iso_weights: checks.NonNegative = 0.0
-    """lambda of the ISO noise on the primary's weights before averaging. Above 1 means grow with
-    every iteration. A heuristic."""
-
-    epsilon: checks.Positive | None = None
-    """With ``gaussian``: epsilon of all of pretraining for the primary's rows."""
-
-    delta: checks.OpenUnit = 1e-5
-    """With ``gaussian``: failure probability of that guarantee."""
-
     checkpoint: str | None = None
     """Run folder of an earlier pretraining, whose encoders are used: a path below each party's own
     ``--data-root``."""
@@ -132,13 +114,6 @@ class PretrainingSettings:
         checks.at_least(3 if self.views == "apart" else 2, batch_size=self.batch_size)
         if self.projector is not None:
             checks.within(1, checks.MOST_LAYERS, layers_of_projector=len(self.projector))
-        if (self.primary_sends == "gaussian") != (self.epsilon is not None):
-            raise ConfigError('epsilon: goes with primary_sends = "gaussian", and only with it')
-        if self.primary_sends == "gaussian" and self.iso_projections:
-            raise ConfigError(
-                'iso_projections: primary_sends = "gaussian" has noise that is accounted for; '
-                "leave one of them out"
-            )
 
     @property
     def target_momentum(self) -> float:

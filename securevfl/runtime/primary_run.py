@@ -6,7 +6,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -49,7 +48,6 @@ from securevfl.linkage.stage.linkage_parts import protection_of
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.models.alone.gain import AloneMeasured, Placebo, measure_alone
 from securevfl.models.family import share_of_base
-from securevfl.models.fet.positions import PositionsTaken
 from securevfl.models.tasks import Evaluation, Metrics, evaluate
 from securevfl.runtime import run_folder
 from securevfl.runtime.predictions import FILE as PREDICTIONS
@@ -462,7 +460,6 @@ def measure_run(
     mode: str,
     traffic: Mapping[str, Mapping[str, int]],
     with_alone: bool = True,
-    positions: Mapping[str, PositionsTaken] = MappingProxyType({}),
 ) -> run_folder.RunFigures:
     """Measure the primary alone if asked for; return the run's figures.
 
@@ -475,8 +472,6 @@ def measure_run(
         mode: ``simulated`` or ``federated``.
         traffic: Bytes that each party sent and received.
         with_alone: Whether to measure.
-        positions: Secondaries' positional encodings around the first average, by name, where a
-            simulation shows them.
 
     Reveals:
         Nothing: the primary works alone here.
@@ -490,7 +485,7 @@ def measure_run(
     choice = run.choice
     validation = primary.best_validation if choice is None else choice.validation
     run_folder.write_history(folder, primary.history)
-    run_folder.write_explanation(folder, primary.explanation(positions), for_others=True)
+    run_folder.write_explanation(folder, primary.explanation(), for_others=True)
     return run_folder.RunFigures(
         federation=config.federation.name,
         task=config.federation.task,

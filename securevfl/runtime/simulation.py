@@ -2,10 +2,10 @@
 
 import contextlib
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
 from torch import Tensor
@@ -18,7 +18,7 @@ from securevfl.core.conventions import stream
 from securevfl.core.devices import few_threads
 from securevfl.core.errors import ConfigError
 from securevfl.core.formatting import Summarised, curve_html, epsilon_in_words
-from securevfl.core.progress import Stage, Warned, event_fields
+from securevfl.core.progress import Observer, Stage, Warned, event_fields, unheard
 from securevfl.data.tables import PartyTable
 from securevfl.federation.base import Base, require_estimator
 from securevfl.federation.build import begin_secondary, primary_data, save_secondary
@@ -35,13 +35,12 @@ from securevfl.linkage.spec import LinkedSecondary
 from securevfl.linkage.stage.linkage_parts import protection_of
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
-from securevfl.models.fet.positions import PositionsTaken
 from securevfl.runtime import run_folder
 from securevfl.runtime.predictions import Predictions
 from securevfl.runtime.primary_run import PrimaryRun, measure_run
 from securevfl.runtime.run_options import RunOptions, require_precision
 from securevfl.runtime.run_tables import table_warnings
-from securevfl.runtime.trained_run import RequestSettings, TrainedRun
+from securevfl.runtime.trained_run import TrainedRun
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -96,12 +95,23 @@ class RunResult(Summarised):
         """Return what notebooks show: the main figures, and the training rounds' losses."""
         return super()._repr_html_() + curve_html(self.losses, caption="loss of training rounds")
 
-    def predict(self, rows: Any, **request: Unpack[RequestSettings]) -> Predictions:
+    def predict(
+        self,
+        rows: Any,
+        *,
+        id_column: str | None = None,
+        without: Sequence[str] = (),
+        out: str | Path | None = None,
+        observe: Observer = unheard,
+    ) -> Predictions:
         """Predict new rows of the primary with the model of this run; see :class:`TrainedRun`.
 
         Args:
             rows: As of :meth:`TrainedRun.predict`.
-            **request: See :class:`RequestSettings`.
+            id_column: The column that names rows; None numbers them from 1 on.
+            without: Secondaries that are absent: they are not asked, and not waited for.
+            out: A file that gets the predictions too.
+            observe: Called with progress.
 
         Raises:
             ConfigError: If the run has only pretrained; and what :meth:`TrainedRun.predict` raises.
@@ -111,7 +121,9 @@ class RunResult(Summarised):
         """
         if self.trained is None:
             raise ConfigError("the run has pretrained encoders, and there is no model to predict")
-        return self.trained.predict(rows, **request)
+        return self.trained.predict(
+            rows, id_column=id_column, without=without, out=out, observe=observe
+        )
 
     def report(self) -> Path:
         """Write the report page of this run, and return its path in the run folder.
@@ -226,7 +238,6 @@ def simulate_federation(
             mode="simulated",
             traffic={},
             with_alone=with_alone,
-            positions=simulation.positions_shown(),
         )
         run_folder.write_figures(options.run_folder, final_figures)
         return RunResult(
@@ -425,13 +436,6 @@ class _Simulation:
                 batch = plan.config.training.batch_size
                 self._recorders[name].hold_secondary(secondary, batch=batch)
                 self._recorders[name].hold_keys(table)
-
-    def positions_shown(self) -> dict[str, PositionsTaken]:
-        """Return secondaries' own positional encodings, for the report: none behind a promise."""
-        if self._config.privacy.mechanism != "none":
-            return {}
-        taken = {name: secondary.positions_taken for name, secondary in self._secondaries.items()}
-        return {name: positions for name, positions in taken.items() if positions is not None}
 
     def placebo(self, fitted_base: Base | None) -> Tensor | None:
         """Return the joint model's outputs for the test rows with partners' rows permuted.

@@ -173,9 +173,8 @@ def _model_sections(run: Path, metrics: Mapping[str, Any]) -> list[Section]:
         )
         return sections
     for party in secondaries[:_MOST_SECONDARIES]:
-        # How encodings lie to one another is drawn for the primary, with all of theirs.
         title = f"What {party.name}'s model learned"
-        sections.append(section_of(party, title=title, without=["alignment"]))
+        sections.append(section_of(party, title=title))
     if len(secondaries) > _MOST_SECONDARIES:
         sections[-1].notes.append(
             f"of {len(secondaries)} secondaries these are the first {_MOST_SECONDARIES}; the "

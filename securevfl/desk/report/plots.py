@@ -6,7 +6,6 @@ Pictures of a model's use of links come each with its interpretation.
 import html
 import io
 import re
-import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -346,13 +345,12 @@ class Section:
     pictures: list[Picture] = field(default_factory=list)
 
 
-def section_of(folder: Path, *, title: str, without: Collection[str] = ()) -> Section:
+def section_of(folder: Path, *, title: str) -> Section:
     """Return the pictures of ``explanation.json`` in a folder.
 
     Args:
         folder: The run's, for the primary, or a secondary's in it.
         title: Heading of the section.
-        without: Parts of the file that are not drawn.
 
     Raises:
         ConfigError: If the file is damaged.
@@ -364,10 +362,9 @@ def section_of(folder: Path, *, title: str, without: Collection[str] = ()) -> Se
         "merge_importance": _merge_gate,
         "mask": _masks,
         "attention": _attention,
-        "alignment": _alignment,
     }
     section.pictures.extend(
-        draw(explanation) for name, draw in drawn.items() if name in set(explanation) - set(without)
+        draw(explanation) for name, draw in drawn.items() if name in explanation
     )
     return section
 
@@ -488,40 +485,6 @@ def _attention(explanation: Mapping[str, Any]) -> Picture:
     )
 
 
-def _alignment(explanation: Mapping[str, Any]) -> Picture:
-    """[FeT] Figure 4: distances of keys and of their encodings."""
-    alignment = explanation["alignment"]
-    shown: Sequence[Mapping[str, Any]] = alignment["pictures"]
-    # The first and the last are a party's own, between them are comparisons with others.
-    shown = [*shown[:-1][:3], shown[-1]]
-    figure, panels = _panels(len(shown), "distance of encodings over distance of keys", wide=True)
-    for axes, picture in zip(panels, shown, strict=True):
-        axes.scatter(
-            alignment["key_distance"],
-            picture["encoding_distance"],
-            s=4,
-            color=BLUE,
-            alpha=0.6,
-            rasterized=True,
-        )
-        known = picture["correlation"]
-        text = "undefined" if known is None else f"{known:+.2f}"
-        axes.set_title(f"{_in_lines(picture['name'])}\ncorrelation {text}", fontsize=8, loc="left")
-        axes.set_xlabel("distance of two keys", fontsize=8)
-        axes.set_ylim(bottom=0)
-    panels[0].set_ylabel("distance of their encodings", fontsize=8)
-    return Picture(
-        svg=svg(figure),
-        caption="The FeT paper's Figure 4 (section 5.1, Positional Encoding Averaging), around the "
-        "first average of the encodings (of a resumed run, the first since). Each dot is two "
-        "made-up keys, the first encoded by one party, the second by the same or by another. Look "
-        "for dots that rise together within a party: near keys have near encodings. Between two "
-        "parties, dots in a cloud, with a correlation near 0, are encodings that do not understand "
-        "one another; after the average all have the same. Encodings that start equal "
-        '(positions_start = "shared") drift apart only a little before it.',
-    )
-
-
 def _panels(count: int, title: str, *, wide: bool) -> tuple[Figure, Any]:
     width = _PANEL[0] * count if wide else SIZE[0]
     figure = Figure(figsize=(max(SIZE[0], width), _PANEL[1]), layout="constrained")
@@ -532,8 +495,3 @@ def _panels(count: int, title: str, *, wide: bool) -> tuple[Figure, Any]:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25)
     return figure, panels
-
-
-def _in_lines(text: str) -> str:
-    """Return a panel's title in short lines; a dollar would start a formula."""
-    return "\n".join(textwrap.wrap(text.replace("$", r"\$"), width=34))

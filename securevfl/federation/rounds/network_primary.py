@@ -22,13 +22,7 @@ from securevfl.federation.rounds.updates import DropoutStream, set_gradients
 from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.session.peers import average_weights
 from securevfl.models.alone.choice import choose_scale
-from securevfl.models.fet.positions import (
-    PositionsTaken,
-    alignment,
-    load_positions,
-    position_weights,
-    positions_around,
-)
+from securevfl.models.fet.positions import load_positions, position_weights
 from securevfl.models.optimisers import PacedOptimizer
 
 
@@ -62,7 +56,6 @@ class NetworkPrimary(primary.Primary):
         self.dropout = dropout
         self.drawn: DrawnLabels | None = None
         """What it trains on in the place of labels, under ``training.label_epsilon``."""
-        self._positions_taken: PositionsTaken | None = None
 
     def _train_epoch(self, epoch: int) -> tuple[float, Int64[np.ndarray, " train"], Tensor]:
         """Train the network over all training rows; see :class:`Primary`.
@@ -145,21 +138,7 @@ class NetworkPrimary(primary.Primary):
             weight=1,
             number=number,
         )
-        if self._positions_taken is None:
-            self._positions_taken = positions_around(self.top, mean)
         load_positions(self.top, mean)
-
-    def explanation(self, others: Mapping[str, PositionsTaken]) -> dict[str, Any]:
-        """Return the top model's explanation, and how the first average aligned its encodings."""
-        explanation = super().explanation(others)
-        if self._positions_taken is not None:
-            explanation["alignment"] = alignment(
-                self.top.get_submodule("positions"),
-                self._positions_taken,
-                key_dim=self.data.keys.shape[1],
-                others={name: taken.own for name, taken in others.items()},
-            )
-        return explanation
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint needs."""

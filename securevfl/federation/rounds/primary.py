@@ -31,7 +31,6 @@ from securevfl.models.alone.choice import (
 )
 from securevfl.models.cuda_graphs import Network
 from securevfl.models.family import Explained, share_of_base
-from securevfl.models.fet.positions import PositionsTaken
 from securevfl.models.tasks import HALF, Metrics, TaskHead
 
 
@@ -567,15 +566,11 @@ class Primary(TopModel, ABC):
     def _train_epoch(self, epoch: int) -> tuple[float, Int64[np.ndarray, " train"], Tensor]:
         """Return the mean loss, and every training row with its outputs."""
 
-    def explanation(self, others: Mapping[str, PositionsTaken]) -> dict[str, Any]:  # noqa: ARG002
+    def explanation(self) -> dict[str, Any]:
         """Return the top model's explanation of the last test batch; empty if it has none.
 
-        Args:
-            others: Secondaries' positional encodings around the first average, by name, where a
-                simulation shows them; empty where each party is a process of its own.
-
         Reveals:
-            Nothing: it is made of what was released before, and of ``others``.
+            Nothing: it is made of what was released before.
         """
         if self._last_test is None or not isinstance(self.top, Explained):
             return {}

@@ -47,13 +47,7 @@ from securevfl.models.building import Forward
 from securevfl.models.building import row_by_row as each_row
 from securevfl.models.cuda_graphs import Network
 from securevfl.models.family import DistinctBottom, ExplainedBottom, Stackable
-from securevfl.models.fet.positions import (
-    PositionsTaken,
-    alignment,
-    load_positions,
-    position_weights,
-    positions_around,
-)
+from securevfl.models.fet.positions import load_positions, position_weights
 from securevfl.models.optimisers import PacedOptimizer
 from securevfl.mpc import codec
 from securevfl.mpc.codec import encode_weighted
@@ -137,8 +131,6 @@ class Secondary:
     bottom model for it."""
     overheard: Callable[[Handlers], Handlers] | None = field(default=None, init=False)
     """Returns handlers that record what they handle, where this party records what it receives."""
-    positions_taken: PositionsTaken | None = field(default=None, init=False)
-    """Its positional encoding around this session's first average; None before it."""
     epsilon_spent: float = field(default=0.0, init=False)
     _pending: tuple[RoundPlan, BackwardStep] | None = field(default=None, init=False)
     _share: StackedPart | None = field(default=None, init=False)
@@ -423,8 +415,6 @@ class Secondary:
         weights = {
             name: torch.from_numpy(value).to(self.device) for name, value in mean.values.items()
         }
-        if self.positions_taken is None:
-            self.positions_taken = positions_around(self.bottom, weights)
         load_positions(self.bottom, weights)
 
     def explanation(self) -> dict[str, Any]:
@@ -441,15 +431,7 @@ class Secondary:
         linked = self.linked_records(rows)
         self.bottom.eval()
         with torch.no_grad():
-            explanation = self.bottom.explain(linked.features, linked.keys, linked.present)
-        if self.positions_taken is not None:
-            explanation["alignment"] = alignment(
-                self.bottom.get_submodule("positions"),
-                self.positions_taken,
-                key_dim=self.data.keys.shape[1],
-                others={},
-            )
-        return explanation
+            return self.bottom.explain(linked.features, linked.keys, linked.present)
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint needs."""

@@ -1,13 +1,10 @@
 """Pretraining as the federation file has it: rules, and what its exchanges show."""
 
 from collections.abc import Iterator
-from typing import Final
 
 from securevfl.config.federation import FederationConfig
 from securevfl.config.stage_policy import NOT_COVERED, Channel, StagePolicy
 from securevfl.core.errors import ConfigError
-
-_ISO: Final = "heuristic: ISO noise promises nothing, and its size shows"
 
 
 def wants_pretraining(config: FederationConfig) -> bool:
@@ -86,18 +83,11 @@ def _projections(config: FederationConfig) -> Iterator[Channel]:
         "primary",
         refusal=_without_noise(config, "averages of projections"),
     )
-    seen, covered = "unit vectors of every aligned row", NOT_COVERED
-    if settings.primary_sends == "gaussian":
-        covered = (
-            f"covered by epsilon = {settings.epsilon} of its own ledger; any one row of the primary"
-        )
-    elif settings.iso_projections:
-        seen = "projections of every aligned row behind ISO noise, the longest's length in a batch"
-        covered = f"{_ISO} that length"
     yield Channel(
         "pretraining, from the primary",
-        f"every secondary: the primary's {seen}, made without labels; and which rows are held out",
-        covered,
+        "every secondary: the primary's unit vectors of every aligned row, made without labels; "
+        "and which rows are held out",
+        NOT_COVERED,
         "primary",
         "secondaries",
     )
@@ -112,9 +102,6 @@ def _aggregation(config: FederationConfig) -> Channel:
     covered = "heuristic: a secure mean without noise"
     if len(config.secondaries) == 1:
         covered = "not covered: with one secondary the mean gives its weights away"
-    if settings.iso_weights:
-        reveals += "; the primary's part is behind ISO noise, but for batch norms' statistics"
-        covered += f"; of the primary's weights {_ISO} each layer's longest row"
     return Channel(
         "pretraining, aggregation of models",
         reveals,

@@ -23,11 +23,10 @@ from securevfl.federation.stage import (
     StageAtPrimary,
     StageAtSecondary,
 )
-from securevfl.stages.pretraining.learning import LearnerWithRecords, even_batches, pretraining_rows
+from securevfl.stages.pretraining.learning import LearnerWithRecords, pretraining_rows
 from securevfl.stages.pretraining.messages import PretrainingValidator
 from securevfl.stages.pretraining.parties import PretrainingRun, PretrainingSecondary
 from securevfl.stages.pretraining.policy import nothing_to_pretrain, wants_pretraining
-from securevfl.stages.pretraining.projections import projection_mechanism
 
 
 class PretrainingStage(RunStage):
@@ -140,14 +139,6 @@ class PretrainingPrimary(StageAtPrimary):
             context.peers,
             rows,
             steps=config.family.pretraining,
-            projection_mechanism=projection_mechanism(
-                settings,
-                batches=len(even_batches(rows.aligned, batch_size=settings.batch_size)),
-                rows=len(rows.aligned),
-                ledger=files.ledger_path("pretraining-ledger"),
-                run=files.ledger.run,
-                party=config.primary.name,
-            ),
             rounds=context.primary.exchange.rounds,
             save=files.checkpoints.save_stage,
             observe=context.observe,
@@ -155,10 +146,7 @@ class PretrainingPrimary(StageAtPrimary):
         )
         if start:
             files.checkpoints.load_stage(start, run.load_state)
-        try:
-            run.run(start=start)
-        finally:
-            run.projection_mechanism.close()
+        run.run(start=start)
         figures = write_figures(
             run, config, context.run_folder, start=start, labelled=len(data.split.train)
         )

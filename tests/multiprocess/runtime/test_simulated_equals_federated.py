@@ -95,24 +95,13 @@ def _require_same_views(folder: Path) -> None:
 
 
 def _require_own_pictures(folder: Path) -> None:
-    """Between processes a secondary's pictures are as in a simulation, and its own alone.
-
-    The primary's hold nothing that only the secondaries know: not even what lies between its
-    encodings and theirs.
-    """
+    """Between processes a secondary's pictures are as in a simulation, and its own alone."""
     told = {
         run: json.loads((folder / run / "explanation.json").read_text())
         for run in ("federated", "simulated")
     }
     for one in told.values():
-        assert set(one) == {"attention", "alignment"}
-    names = [one["name"] for one in told["federated"]["alignment"]["pictures"]]
-    assert names == [
-        "before: its own",
-        "its own before, and the average",
-        "after: the average, which all have",
-    ]
-    assert "bank-1" in (folder / "simulated" / "explanation.json").read_text()
+        assert set(one) == {"attention"}
     for party in ("bank-1", "bank-2"):
         files = [folder / run / "parties" / party / "explanation.json" for run in told]
         assert files[0].stat().st_mode & 0o777 == 0o600

@@ -17,7 +17,6 @@ from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, DataError, PrivacyError
 from securevfl.core.progress import PretrainingIteration, Warned
 from securevfl.data.tables import split_rows
-from securevfl.models.family import PretrainingSettings
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
@@ -27,7 +26,6 @@ from securevfl.stages.pretraining.learning import (
     even_batches,
     pretraining_rows,
 )
-from securevfl.stages.pretraining.projections import projection_mechanism
 from securevfl.stages.pretraining.stage import build_learner, load_encoders
 from securevfl.testing import save_federation, write_federation
 
@@ -216,25 +214,6 @@ def test_encoders_of_an_earlier_run_are_taken(tmp_path: Path) -> None:
     other = federation(tmp_path / "d", model={"hidden": 16}, pretraining={"checkpoint": "earlier"})
     with pytest.raises(ConfigError, match="has other layers"):
         simulate(other, tmp_path / "d" / "run")
-
-
-def test_gaussian_noise_is_booked_before_it_is_sent(tmp_path: Path) -> None:
-    settings = PretrainingSettings(
-        primary_sends="gaussian", epsilon=20.0, iterations=2, projector=(8,)
-    )
-    path = tmp_path / "agency.csv.pretraining-ledger.jsonl"
-    sender = projection_mechanism(
-        settings, batches=3, rows=90, ledger=path, run="one", party="agency"
-    )
-    vectors = torch.nn.functional.normalize(torch.randn(30, 8), dim=1)
-    sent = [sender(vectors, round_number=number) for number in range(1, 7)]
-    # mu = sqrt(6) 2 sqrt(30) / tau: at epsilon 20 and delta 1e-5, tau is far above the vectors.
-    assert float(torch.stack(sent).std()) > 3
-    with pytest.raises(PrivacyError):
-        sender(vectors, round_number=7)
-    sender.close()
-    lines = path.read_text().splitlines()
-    assert sum('"charge"' in line for line in lines) == 6
 
 
 def test_collapse_is_told_once() -> None:

@@ -13,13 +13,6 @@ from securevfl.models.fet.family import (
     attention_bias,
     attention_by_rank,
 )
-from securevfl.models.fet.positions import (
-    FourierPositions,
-    PositionsTaken,
-    alignment,
-    distance_correlation,
-    key_grid,
-)
 from securevfl.models.fet.settings import FeTConfig
 from securevfl.models.layers import initialise
 
@@ -132,47 +125,6 @@ def test_the_primary_shows_what_its_decoder_looks_up(norm: str) -> None:
     told = top.explain(features, keys, aggregate, None)
     assert told["attention"][0] == pytest.approx(weights.mean(dim=(0, 1, 2)).tolist(), abs=1e-5)
     assert len(told["attention"]) == 2
-
-
-def test_alignment_tells_encodings_that_agree_from_those_that_do_not() -> None:
-    """Correlations within a party, with another, and after the mean, as they are defined."""
-    drawn = []
-    for seed in (1, 2):
-        positions = FourierPositions(2, num_features=32, hidden=16, width=8, scale=1.0)
-        initialise(positions, seed=seed, positions_seed=seed)
-        drawn.append({name: one.detach().clone() for name, one in positions.named_parameters()})
-    own, other = drawn
-    mean = {name: (own[name] + other[name]) / 2 for name in own}
-    taken = PositionsTaken(own=own, mean=mean)
-    told = alignment(positions, taken, key_dim=2, others={"bank": other})
-    found = {one["name"]: one["correlation"] for one in told["pictures"]}
-
-    assert list(found) == [
-        "before: its own",
-        "before: its own and that of bank",
-        "after: the average, which all have",
-    ]
-    keys = key_grid(2)
-    with torch.no_grad():
-        theirs = positions(keys)  # it has the weights of the second draw
-    assert found["before: its own"] > 0.5 > found["before: its own and that of bank"]
-    same = alignment(
-        positions, PositionsTaken(own=other, mean=other), key_dim=2, others={"bank": other}
-    )
-    expected = distance_correlation(keys, theirs, theirs)
-    assert [one["correlation"] for one in same["pictures"]] == pytest.approx([expected] * 3)
-    alone = alignment(positions, taken, key_dim=2, others={})
-    assert [one["name"] for one in alone["pictures"]][1] == "its own before, and the average"
-    assert len(told["key_distance"]) == len(told["pictures"][0]["encoding_distance"])
-
-
-@pytest.mark.parametrize("dimension", [1, 3, 12])
-def test_key_grids_stay_small_in_any_dimension(dimension: int) -> None:
-    """Some hundred keys, within two deviations."""
-    grid = key_grid(dimension)
-    assert grid.shape[1] == dimension
-    assert 600 <= len(grid) <= 1100
-    assert grid.abs().max() <= 2
 
 
 @pytest.mark.parametrize("links", ["none", "one", "equal keys", "not finite"])

@@ -1,6 +1,5 @@
 """Pictures of what a run's models learned: who gets which, and what a report shows."""
 
-import json
 import tomllib
 from pathlib import Path
 
@@ -17,14 +16,7 @@ from securevfl.testing import run_in_process, save_federation, write_federation
 
 AVERAGED = {"average_positions_every": 1, "positions_start": "separate"}
 MASK = "The FeT paper&#39;s Figure 3"
-ENCODINGS = "The FeT paper&#39;s Figure 4"
 ATTENTION = "share of the decoder&#39;s attention"
-
-
-def shown(path: Path) -> dict:
-    """Return what a folder's explanation holds."""
-    found: dict = json.loads((path / "explanation.json").read_text())
-    return found
 
 
 def simulated(path: Path, run: Path) -> None:
@@ -33,22 +25,16 @@ def simulated(path: Path, run: Path) -> None:
 
 
 def test_a_simulation_without_a_promise_shows_all_parties(tmp_path: Path) -> None:
-    """Masks and attention of each, and encodings between two; a secondary's own file is private."""
+    """Masks and attention of each; a secondary's own file is private."""
     path = write_federation(tmp_path, model=AVERAGED, training={"epochs": 1})
     run = tmp_path / "run"
     simulated(path, run)
     page = write_report(run).read_text(encoding="utf-8")
 
     assert page.count(MASK) == 2, "the primary has no mask, each secondary has one"
-    assert page.count(ENCODINGS) == 1
     assert page.count(ATTENTION) == 1
     assert page.count('aria-label="attention by rank of the link"') == 3
     assert "What bank-2&#39;s model learned" in page
-    names = [one["name"] for one in shown(run)["alignment"]["pictures"]]
-    assert names[1:3] == [
-        "before: its own and that of bank-1",
-        "before: its own and that of bank-2",
-    ]
     own = run / "parties" / "bank-1"
     assert (own / "explanation.json").stat().st_mode & 0o777 == 0o600
     assert not (own / "pictures.html").exists(), "the report has them"
@@ -78,7 +64,7 @@ def test_behind_a_promise_a_secondary_keeps_its_pictures(tmp_path: Path) -> None
     assert MASK not in page
     assert "bank-1&#39;s model" not in page
     assert "parties/NAME/pictures.html" in page
-    assert page.count(ATTENTION) == page.count(ENCODINGS) == 1
+    assert page.count(ATTENTION) == 1
     text = (run / "explanation.json").read_text()
     assert "bank" not in text
     assert "mask" not in text
