@@ -38,7 +38,7 @@ from securevfl.models.optimisers import build_optimizer
 from securevfl.models.registry import FAMILIES
 from securevfl.models.tasks import TaskHead
 from securevfl.stages.pretraining import parties
-from securevfl.stages.pretraining.augment import Augmentation, AugmentedImages, CorruptedFeatures
+from securevfl.stages.pretraining.augment import CorruptedFeatures
 from securevfl.stages.pretraining.learner import PartyLearner
 from securevfl.stages.pretraining.learning import LearnerWithRecords, PretrainingRows
 from securevfl.stages.pretraining.messages import PretrainingValidator
@@ -61,8 +61,6 @@ class Setting:
     steps: int = 100
     epochs: int = 20
     batch_size: int = 128
-    images: Mapping[str, float] | None = None
-    """Settings of image augmentations, for sets of images; None corrupts features instead."""
     iso_projections: float = 0.0
     """lambda of the ISO noise on the primary's projections in pretraining."""
     iso_weights: float = 0.0
@@ -196,9 +194,9 @@ def family_config(method: str, setting: Setting) -> FedHSSLConfig:
     return FAMILIES[method].settings_class(**setting.model)
 
 
-def augmentation(prepared: Prepared, setting: Setting, party: int, own: np.ndarray) -> Augmentation:
-    if setting.images is not None:
-        return AugmentedImages(image=prepared.data.images[party], **setting.images)
+def augmentation(
+    prepared: Prepared, setting: Setting, party: int, own: np.ndarray
+) -> CorruptedFeatures:
     index = torch.as_tensor(own, device=prepared.views[party].device)
     return CorruptedFeatures(
         prepared.views[party][index],

@@ -6,7 +6,7 @@ import torch
 
 from securevfl.models.family import PretrainingSettings
 from securevfl.models.fedhssl.encoders import FedHSSLConfig
-from securevfl.stages.pretraining.augment import Augmentation, AugmentedImages, CorruptedFeatures
+from securevfl.stages.pretraining.augment import CorruptedFeatures
 from securevfl.stages.pretraining.learner import PartyLearner
 
 SMALL: Final[dict[str, Any]] = {"hidden": 16, "encoder_hidden": 16}
@@ -29,15 +29,12 @@ def learner(
         **{"projector": (16, 16, 8), "predictor": 8, "batch_size": 32, "queue": 16, **settings}
     )
     config = kind(**{**SMALL, **(model or {})})
-    augment: Augmentation = CorruptedFeatures(table(features=features), rate=0.3)
-    if config.image:
-        augment = AugmentedImages(image=config.image, low=-3.0, high=3.0)
     return PartyLearner(
         config,
         pretraining,
         num_features=features,
         records=64,
-        augment=augment,
+        augment=CorruptedFeatures(table(features=features), rate=0.3),
         party=party,
         seed=1,
         device=torch.device("cpu"),

@@ -33,9 +33,7 @@ class Encoders(nn.Module):
         super().__init__()
         self.parts = nn.ModuleDict(
             {
-                name: build_encoder(
-                    config.encoder_config, num_features=num_features, columns=columns
-                )
+                name: build_encoder(config, num_features=num_features, columns=columns)
                 for name in config.used_encoders
             }
         )
@@ -225,7 +223,7 @@ class FedHSSLFamily(family.Family[FedHSSLConfig]):
         Raises:
             PrivacyError: For ``norm = "batch"``.
         """
-        if settings.encoder_config.norm == "batch":
+        if settings.norm == "batch":
             raise PrivacyError(
                 'model.norm: "batch" lets one record move the representations of a whole batch, so '
                 'epsilon would not hold; use norm = "layer"'

@@ -26,7 +26,7 @@ from securevfl.models.fedhssl.encoders import (
 )
 from securevfl.models.layers import initialise
 from securevfl.models.optimisers import build_optimizer
-from securevfl.stages.pretraining.augment import Augmentation, AugmentedImages, CorruptedFeatures
+from securevfl.stages.pretraining.augment import CorruptedFeatures
 
 # As in torch's normalize: a vector of zeros has no direction, and stays.
 _SHORTEST: Final = 1e-12
@@ -343,7 +343,7 @@ class PartyLearner:
         num_features: int,
         columns: Sequence[CategoricalColumn] = (),
         records: int,
-        augment: Augmentation,
+        augment: CorruptedFeatures,
         party: str,
         seed: int,
         device: torch.device,
@@ -373,9 +373,7 @@ class PartyLearner:
             if name not in config.STEPS:
                 continue
             with torch.random.fork_rng(devices=[]):
-                encoder = build_encoder(
-                    config.encoder_config, num_features=num_features, columns=columns
-                )
+                encoder = build_encoder(config, num_features=num_features, columns=columns)
                 # The other parties are the targets of a cross-party encoder.
                 follows = name == "local" or settings.sends == "target"
                 tower = Tower(encoder, settings, follows=follows)
@@ -569,22 +567,11 @@ def build_learner(
         num_features=features.shape[1],
         columns=settings.columns(feature_names),
         records=len(features),
-        augment=_augmentation(settings, pretraining, features, feature_names),
+        # A perceptron reads words as 0/1 columns, but a word is still replaced as a whole.
+        augment=CorruptedFeatures(
+            features, rate=pretraining.corruption, columns=one_hot_columns(feature_names)
+        ),
         party=party,
         seed=seed,
         device=features.device,
     )
-
-
-def _augmentation(
-    settings: FedHSSLConfig,
-    pretraining: PretrainingSettings,
-    features: Float[Tensor, "records features"],
-    feature_names: Sequence[str],
-) -> Augmentation:
-    if settings.encoder == "resnet18":
-        low, high = (float(end) for end in torch.aminmax(features))
-        return AugmentedImages(image=settings.image, low=low, high=high)
-    # A perceptron reads words as 0/1 columns, but a word is still replaced as a whole.
-    columns = one_hot_columns(feature_names)
-    return CorruptedFeatures(features, rate=pretraining.corruption, columns=columns)
