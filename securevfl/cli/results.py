@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from securevfl.config.federation import FederationConfig
+from securevfl.core import files
 from securevfl.core.command_line import print_figures, wrap_text
 from securevfl.core.errors import SecureVflError, missing_extra
 from securevfl.core.formatting import format_figure
@@ -160,7 +161,7 @@ def train_and_report(
     resume: bool = False,
     device: str = "cpu",
     record_mib: float | None = None,
-    **options: Any,
+    more_figures: Callable[[], Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """Run a federation with progress on stderr, and write its report.
 
@@ -172,7 +173,7 @@ def train_and_report(
         resume: Whether to continue the run in the folder.
         device: ``"cpu"`` or ``"cuda"``.
         record_mib: MiB of what each party receives and holds, which it records; None: nothing.
-        options: Further ones of :func:`securevfl.train`.
+        more_figures: Called at the end; returns figures that join the run's. None: there are none.
     """
     with loading():
         from securevfl.runtime.entry import simulate, train
@@ -190,10 +191,13 @@ def train_and_report(
             observe=progress,
             record_mib=record_mib,
             progress=False,
-            **options,
         )
+    metrics = result.metrics
+    if more_figures is not None:
+        metrics = {**metrics, **more_figures()}
+        files.write_json(folder / "metrics.json", metrics, for_others=True)
     write_page(folder, config)
-    return result.metrics
+    return metrics
 
 
 def write_page(folder: Path, config: FederationConfig | None = None) -> None:

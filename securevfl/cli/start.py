@@ -85,7 +85,7 @@ def demo(
         folder,
         simulated=False,
         data_root=folder,
-        extra_figures=lambda: datasets.demo_baselines(
+        more_figures=lambda: datasets.demo_baselines(
             source, tables, tell=partial(print, file=sys.stderr)
         ),
     )

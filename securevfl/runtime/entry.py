@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, ParamSpec
 
 # Before torch: skops looks for each of scipy's functions in all modules in the order of loading,
 # which takes 0.8 CPU seconds less if it finds them first. Every party with a table uses scipy.
@@ -164,78 +166,40 @@ def simulate(
         return run.end(result)
 
 
-def train(
-    parties: FederationSource | Sequence[PartyTable] | None = None,
-    model: FamilySettings | PresetSettings | str | None = None,
-    *,
-    primary: Any = None,
-    secondaries: Sequence[Any] | Mapping[str, Any] | None = None,
-    label: str | None = None,
-    key: str | Sequence[str] | Mapping[str, Any] | None = None,
-    privacy: Privacy | None = None,
-    encoder: EncoderSettings | Literal["auto"] | None = None,
-    linkage: LinkageSettings | None = None,
-    training: TrainingSettings | None = None,
-    pretraining: PretrainingSettings | None = None,
-    prediction: PredictionSettings | None = None,
-    base: Any = None,
-    top: Any = None,
-    mpc: MpcSettings | None = None,
-    runtime: RuntimeSettings | None = None,
-    task: Task | None = None,
-    bounds: Mapping[str, Bounds] | Sequence[float] | None = None,
-    missing_columns: Mapping[str, Sequence[str]] | None = None,
-    seed: int | None = None,
-    with_alone: bool = True,
-    data_root: Path | None = None,
-    resume: bool = False,
-    device: str = "cpu",
-    record_mib: float | None = None,
-    out: str | Path | None = None,
-    progress: bool | None = None,
-    observe: Observer | None = None,
-    callbacks: Sequence[Callback] = (),
-    extra_figures: Callable[[], Mapping[str, Any]] = dict,
-) -> RunResult:
+P = ParamSpec("P")
+
+
+def _like(
+    other: Callable[P, RunResult],
+) -> Callable[[Callable[[_StartedRun], RunResult]], Callable[P, RunResult]]:
+    """Give a function the arguments of another one, and their description."""
+    signature, text = inspect.signature(other), other.__doc__ or ""
+    arguments = text[text.find("Args:") : text.find("Returns:")]
+
+    def decorate(run_started: Callable[[_StartedRun], RunResult]) -> Callable[P, RunResult]:
+        def called(*args: P.args, **kwargs: P.kwargs) -> RunResult:
+            given = signature.bind(*args, **kwargs)
+            given.apply_defaults()
+            with _started(run_started.__name__, given.arguments) as run:
+                return run_started(run)
+
+        functools.update_wrapper(called, run_started)
+        called.__signature__ = signature  # type: ignore[attr-defined]
+        called.__doc__ = (run_started.__doc__ or "").replace("Returns:", f"{arguments}Returns:", 1)
+        return called
+
+    return decorate
+
+
+@_like(simulate)
+def train(run: _StartedRun) -> RunResult:
     """Run a federation on this machine, one process per party; see :func:`simulate`.
 
     Processes are forked from one that has loaded the package, or are programs of their own, so
-    neither a notebook nor a script needs a guard. Tables are handed over in memory; identities are
+    neither a notebook nor a script needs a guard; but of a family of your own, processes import the
+    code by its name from the file that holds it: where that is the script which runs, what it runs
+    stands under ``if __name__ == "__main__":``. Tables are handed over in memory; identities are
     made for this run. Where noise is off, losses are those of a simulation of the same seed.
-
-    Args:
-        parties: Tables, or a federation file, as of :func:`simulate`.
-        model: Family or preset, as of :func:`simulate`. Of a family of your own, processes import
-            the code by its name from the file that holds it; where that is the script which runs,
-            what it runs stands under ``if __name__ == "__main__":``.
-        primary: The primary's frame.
-        secondaries: The others' frames, a list or a mapping by name.
-        label: The label column of the primary's frame.
-        key: The key columns, of all or by party name.
-        privacy: Promise, :class:`securevfl.dp.Privacy`.
-        encoder: How frozen encoders are made, or ``"auto"``.
-        linkage: Who chooses links, and by what.
-        training: Epochs, batch size and so on.
-        pretraining: For families that pretrain.
-        prediction: Limits of what predictions may spend.
-        base: Base model that is averaged with the joint one.
-        top: Estimator in place of the family's top network.
-        mpc: What parties compute on shares, and with what.
-        runtime: How long parties wait for one another.
-        task: Learning task.
-        bounds: Declared ranges of features.
-        missing_columns: Columns that may have gaps, by party name.
-        seed: Seed of everything but noise.
-        with_alone: Whether the local baseline is found too.
-        data_root: Where a federation file's relative paths start.
-        resume: Whether to continue the run in ``out``.
-        device: ``"cpu"`` or ``"cuda"``.
-        record_mib: MiB that each party records of what it receives and holds.
-        out: Run folder; default: a temporary one, as of :func:`simulate`.
-        progress: False hides progress.
-        observe: Called with the primary's progress, and all parties' warnings and spending.
-        callbacks: Called with progress and at the end.
-        extra_figures: Called at the end; returns figures to add to the run's.
 
     Returns:
         What :func:`simulate` returns. Losses are those of the rounds that this call trained. There
@@ -247,29 +211,25 @@ def train(
     Reveals:
         Between the processes: what a real federation reveals. This machine holds all of it.
     """
-    given = locals()
-    del given["extra_figures"]
-    with _started("train", given) as run:
-        run.options = replace(run.options, data_root=run.options.data_root.resolve())
-        finished = run.finished_result()
-        if finished is not None:
-            return run.end(finished)
-        run.warn()
-        losses: list[float] = []
+    run.options = replace(run.options, data_root=run.options.data_root.resolve())
+    finished = run.finished_result()
+    if finished is not None:
+        return run.end(finished)
+    run.warn()
+    losses: list[float] = []
 
-        def note_loss(event: ProgressEvent) -> None:
-            if isinstance(event, RoundDone):
-                losses.append(event.loss)
-            run.options.observe(event)
+    def note_loss(event: ProgressEvent) -> None:
+        if isinstance(event, RoundDone):
+            losses.append(event.loss)
+        run.options.observe(event)
 
-        figures = launching.train_in_processes(
-            run.config,
-            replace(run.options, observe=note_loss),
-            extra_figures=extra_figures,
-            tables=run.tables or {},
-            with_alone=with_alone,
-        )
-        return run.end(result_of(run.config, run.options, figures.as_json(), losses))
+    figures = launching.train_in_processes(
+        run.config,
+        replace(run.options, observe=note_loss),
+        tables=run.tables or {},
+        with_alone=run.with_alone,
+    )
+    return run.end(result_of(run.config, run.options, figures.as_json(), losses))
 
 
 @dataclass(kw_only=True, eq=False)
@@ -280,6 +240,7 @@ class _StartedRun:
     tables: Mapping[str, PartyTable] | None
     """Every party's table by name; None: they lie where the federation file says."""
     options: RunOptions
+    with_alone: bool
     place: Path | TemporaryFolder
     callbacks: CallbackObserver
     unfinished: contextlib.ExitStack
@@ -322,7 +283,7 @@ class _StartedRun:
 
 
 @contextlib.contextmanager
-def _started(by: Literal["simulate", "train"], given: dict[str, Any]) -> Iterator[_StartedRun]:
+def _started(by: str, given: Mapping[str, Any]) -> Iterator[_StartedRun]:
     """Start a run of the given arguments, with progress shown, in a folder that goes if it fails.
 
     Args:
@@ -374,6 +335,7 @@ def _started(by: Literal["simulate", "train"], given: dict[str, Any]) -> Iterato
             config=config,
             tables=tables,
             options=options,
+            with_alone=settings["with_alone"],
             place=place,
             callbacks=hearing,
             unfinished=unfinished,

@@ -115,7 +115,6 @@ def train_in_processes(
     config: FederationConfig,
     options: RunOptions,
     *,
-    extra_figures: Callable[[], Mapping[str, Any]] = dict,
     tables: Mapping[str, PartyTable] = MappingProxyType({}),
     with_alone: bool = True,
 ) -> RunFigures:
@@ -125,7 +124,6 @@ def train_in_processes(
         config: The federation file; addresses and identities are replaced by this run's own.
         options: Where and how. The run folder gets no report. Observed are the primary's progress,
             every party's warnings and spending, and the ciphertexts that secondaries prepare.
-        extra_figures: Returns figures of :class:`RunFigures` that join the others in the end.
         tables: Parties' tables by name, where they are in memory.
         with_alone: Whether to find the local baseline, the primary's best model alone.
 
@@ -147,7 +145,7 @@ def train_in_processes(
     except (TypeError, KeyError):
         raise errors.SecureVflError("the primary ended without the figures of a run") from None
     memory = {name: end.peak_memory_bytes for name, end in exits.items()}
-    figures = replace(figures, peak_memory_bytes=memory, **extra_figures())
+    figures = replace(figures, peak_memory_bytes=memory)
     write_figures(options.run_folder, figures)
     return figures
 

@@ -181,11 +181,6 @@ class RunFigures:
     """Row counts of the primary's table: ``train``, ``validation`` and ``test``."""
     peak_memory_bytes: Mapping[str, int] | None = None
     """By party, as the launcher has seen; None for parties that were not launched."""
-    no_privacy_test: float | None = None
-    """Like the next three, of the demo alone: the same federation without noise."""
-    combine_test: float | None = None
-    no_privacy_test_metrics: Metrics | None = None
-    combine_test_metrics: Metrics | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return what ``metrics.json`` holds."""
