@@ -193,10 +193,7 @@ class Secondary:
         Args:
             end_epoch: Saves what an epoch's end asks for.
         """
-        handlers = self._handlers(end_epoch)
-        return handlers if self.overheard is None else self.overheard(handlers)
 
-    def _handlers(self, end_epoch: Callable[[EpochMark], None]) -> Handlers:
         def end(mark: EpochMark, _reply: Reply) -> None:
             self.validator.validate_epoch(mark)
             self._unread.host()
@@ -206,7 +203,7 @@ class Secondary:
             self.validator.validate_done()
             return StageEnd
 
-        return {
+        handlers = {
             **self.round_handlers,
             AverageRequest: Handler(self._add_positions),
             Mean: Handler(
@@ -217,6 +214,7 @@ class Secondary:
             EpochMark: Handler(end),
             Done: Handler(done),
         }
+        return handlers if self.overheard is None else self.overheard(handlers)
 
     @property
     def round_handlers(self) -> Handlers:
