@@ -250,7 +250,10 @@ class _PlainPart:
 def _description_of(model: Any, kind: type[Any]) -> dict[str, Any]:
     """Return those fields of a model that ``kind`` has, as JSON takes them."""
     values = {name: getattr(model, name) for name in kind.__annotations__}
-    return {name: asdict(value) if is_dataclass(value) else value for name, value in values.items()}
+    return {
+        name: asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+        for name, value in values.items()
+    }
 
 
 def _bytes_of(path: Path, digest: object) -> bytes:
