@@ -72,27 +72,6 @@ def _print_metrics(console: Console, metrics: Mapping[str, Any]) -> None:
             console.print(run_folder.placebos_in_words(metrics), highlight=False)
 
 
-def print_pretraining(figures: Mapping[str, Any], folder: Path, *, as_json: bool) -> None:
-    """Print the losses and spreads of a pretraining on stdout."""
-    if as_json:
-        print(json.dumps({key: value for key, value in figures.items() if key != "history"}))
-        return
-    console = Console()
-    title = f"{figures['method']}: {figures['iterations']} iterations of {figures['algorithm']}"
-    headings = ("encoder", "loss", "spread (1: even, 0: collapsed)")
-    table = Table(*headings, title=title, title_justify="left")
-    for name in ("cross", "local"):
-        if f"{name}_loss" in figures:
-            loss, spread = figures[f"{name}_loss"], figures[f"{name}_spread"]
-            table.add_row(name, format_figure(loss), f"{spread:.3f}")
-    console.print(table)
-    _print_alignment(console, figures)
-    if figures.get("bytes"):
-        _print_parties(console, figures)
-    console.print(f"encoders: {folder / 'parties' / 'NAME' / 'encoders.pt'}", soft_wrap=True)
-    console.print(f'train with [pretraining] checkpoint = "{folder}"', soft_wrap=True, markup=False)
-
-
 def _print_alignment(console: Console, figures: Mapping[str, Any]) -> None:
     if "alignment" in figures:
         alignment = figures["alignment"]

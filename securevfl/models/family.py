@@ -102,14 +102,8 @@ class PretrainingSettings:
     """The primary receives the average of secondaries' projections, or each. SimSiam and BYOL learn
     the same."""
 
-    checkpoint: str | None = None
-    """Run folder of an earlier pretraining, whose encoders are used: a path below each party's own
-    ``--data-root``."""
-
     def __post_init__(self) -> None:
         checks.require_limits(self)
-        if self.checkpoint is not None:
-            checks.below_root(checkpoint=self.checkpoint)
         # Even batches of at most 3 have 2 rows or more; one row has no batch statistics.
         checks.at_least(3 if self.views == "apart" else 2, batch_size=self.batch_size)
         if self.projector is not None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from securevfl.config.federation import key_spec, link_spec
 from securevfl.core import progress
-from securevfl.core.errors import BudgetExceededError, ConfigError
+from securevfl.core.errors import BudgetExceededError
 from securevfl.core.formatting import finite_or_none
 from securevfl.core.progress import Stage, unheard
 from securevfl.data.tables import PartyTable, RowSplit, consecutive_batches
@@ -174,16 +174,6 @@ class PrimaryRun:
         """Return the figures of each stage that has some, by its name."""
         figures = {name: part.figures for name, part in self._stages.items()}
         return {name: content for name, content in figures.items() if content is not None}
-
-    def conclude(self, stage: str, traffic: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
-        """Return the figures of a run that ends when a stage is prepared.
-
-        Raises:
-            ConfigError: If runs of this federation file have nothing of that stage.
-        """
-        if stage not in self._stages:
-            raise ConfigError(f"{stage}: runs of this federation file have no such stage")
-        return self._stages[stage].conclude(traffic, self.alignment)
 
     def _spending(self) -> dict[str, Any]:
         """Return the bytes and the epsilon so far, for an event and an epoch's line."""

@@ -184,8 +184,6 @@ class PartyJob(RunOptions):
     identity_folder: Path
     listen: str | None = None
     """Where the primary listens, if not at the address of the federation file."""
-    ends_after: str | None = None
-    """Stage that the run ends with at the primary; secondaries follow. None: it trains."""
     serves: bool = False
     """Answer requests with the model that this party has kept, and do not train."""
     serves_on: bool = False

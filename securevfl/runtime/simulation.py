@@ -69,13 +69,11 @@ class RunResult(Summarised):
     """The joint model's for the test rows of a simulation, as the task reads them."""
 
     trained: TrainedRun | None = field(default=None, repr=False)
-    """Where the models are; None of a run that ends with a stage."""
+    """Where the models are; None where they were not kept."""
 
     def summary(self) -> tuple[str, dict[str, str]]:
         """Return a heading and the main figures."""
         figures = self.metrics
-        if "metric" not in figures:
-            return f"pretraining, {figures.get('method', 'encoders')}", {}
         test = {"the joint model": figures["test"], "the local baseline": figures["alone_test"]}
         measured = [f"{value:.4f} by {name}" for name, value in test.items() if value is not None]
         shown = {
@@ -114,14 +112,12 @@ class RunResult(Summarised):
             observe: Called with progress.
 
         Raises:
-            ConfigError: If the run has only pretrained; and what :meth:`TrainedRun.predict` raises.
+            ConfigError: If models were not kept; and what :meth:`TrainedRun.predict` raises.
 
         Reveals:
             What :meth:`TrainedRun.predict` says.
         """
-        if self.trained is None:
-            raise ConfigError("the run has pretrained encoders, and there is no model to predict")
-        return self.trained.predict(
+        return self._kept.predict(
             rows, id_column=id_column, without=without, out=out, observe=observe
         )
 
@@ -132,25 +128,17 @@ class RunResult(Summarised):
         ``out``.
 
         Raises:
-            ConfigError: If the run has only pretrained, or its folder is gone.
+            ConfigError: If models were not kept, or the run's folder is gone.
 
         Reveals:
             Nothing: it is made of what the run's folder holds.
         """
-        if self.trained is None:
-            raise ConfigError("the run has pretrained encoders; its figures are run.metrics")
         from securevfl.desk.report.page import write_report  # plots take long to load
 
-        return write_report(self.trained.folder, self.trained.config)
+        return write_report(self._kept.folder, self._kept.config)
 
     def plot(self) -> "Figure":
-        """Return a matplotlib figure of the metric over epochs, next to the local baseline.
-
-        Raises:
-            ConfigError: If the run has only pretrained.
-        """
-        if "metric" not in self.metrics:
-            raise ConfigError("the run has pretrained encoders; its figures are run.metrics")
+        """Return a matplotlib figure of the metric over epochs, next to the local baseline."""
         from securevfl.desk.report.page import metric_figure  # plots take long to load
 
         return metric_figure(self.metrics, self.history)
@@ -172,9 +160,13 @@ class RunResult(Summarised):
         Reveals:
             Nothing: it is made of what was released before.
         """
+        return self._kept.features(own=own)
+
+    @property
+    def _kept(self) -> TrainedRun:
         if self.trained is None:
-            raise ConfigError("the run has pretrained encoders and released no row")
-        return self.trained.features(own=own)
+            raise ConfigError("the run has not kept its models; its figures are run.metrics")
+        return self.trained
 
 
 def simulate_federation(
@@ -184,7 +176,6 @@ def simulate_federation(
     *,
     with_alone: bool = True,
     with_placebo: bool | Literal["joint"] = False,
-    ends_after: str | None = None,
     kept: bool = True,
 ) -> RunResult:
     """Run all parties of a federation in this process.
@@ -197,7 +188,6 @@ def simulate_federation(
         with_placebo: Train once more with each partner's rows permuted against its keys, and report
             how much of the gain comes from the partners. ``"joint"``: only where the joint model
             answers.
-        ends_after: Stage that the run ends with; the metrics are its figures. None: it trains.
         kept: Save every party's part of the model, to predict with later.
 
     Raises:
@@ -220,9 +210,6 @@ def simulate_federation(
         simulation = _Simulation(config, tables, options, held)
         run = simulation.begin()
         run.prepare()
-        if ends_after is not None:
-            figures = run.conclude(ends_after, {})
-            return RunResult(metrics=figures, history=[], losses=[], ledger=[])
         run.train()
         if kept:
             run.keep()

@@ -66,7 +66,6 @@ def run_in_process(
     *,
     resume: bool = False,
     with_placebo: bool | Literal["joint"] = False,
-    ends_after: str | None = None,
     **options: Unpack[QuickRunOptions],
 ) -> RunResult:
     """Run a federation in this process: :func:`securevfl.simulate` without local baseline.
@@ -80,7 +79,6 @@ def run_in_process(
         resume: Continue from the last epoch that was saved in ``out``.
         with_placebo: Whether to train once more with partners' rows permuted; ``"joint"``: only
             where the joint model answers.
-        ends_after: Stage that the run ends with, such as ``"pretraining"``; None: it trains.
         **options: Those of :class:`QuickRunOptions`.
 
     Raises:
@@ -100,7 +98,6 @@ def run_in_process(
             replace(run_options, resume=resume),
             with_alone=options.get("with_alone", False),
             with_placebo=with_placebo,
-            ends_after=ends_after,
         )
         return _with_place(result, place)
 

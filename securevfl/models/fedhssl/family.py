@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from securevfl.core.errors import ConfigError, PrivacyError
+from securevfl.core.errors import PrivacyError
 from securevfl.core.stages import load_parts
 from securevfl.models import family
 from securevfl.models.family import PretrainingSettings
@@ -43,21 +43,9 @@ class Encoders(nn.Module):
         return torch.cat([part(features) for part in self.parts.values()], dim=1)
 
     def load_pretrained(self, weights: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Start from pretrained weights.
-
-        Raises:
-            ConfigError: If the weights do not fit these encoders.
-        """
+        """Start from pretrained weights."""
         for name, part in self.parts.items():
-            if name not in weights:
-                raise ConfigError(f"pretraining: made no {name} encoder; it has {sorted(weights)}")
-            try:
-                part.load_state_dict(dict(weights[name]))
-            except RuntimeError:
-                raise ConfigError(
-                    f"pretraining: its {name} encoder has other layers or other features than "
-                    f"[model] asks for; pretrain again with these settings"
-                ) from None
+            part.load_state_dict(dict(weights[name]))
 
 
 class FedHSSLBottom(nn.Module):
@@ -258,11 +246,7 @@ class FedHSSLFamily(family.Family[FedHSSLConfig]):
     def load_pretrained(
         self, model: nn.Module, encoders: Mapping[str, Mapping[str, Tensor]]
     ) -> None:
-        """Load pretrained encoders into a bottom or top model.
-
-        Raises:
-            ConfigError: If the encoders do not fit the model.
-        """
+        """Load pretrained encoders into a bottom or top model."""
         own = model.get_submodule("encoders")
         assert isinstance(own, Encoders), "both models of these families have encoders"
         own.load_pretrained(encoders)

@@ -7,21 +7,8 @@ from securevfl.config.stage_policy import NOT_COVERED, Channel, StagePolicy
 from securevfl.core.errors import ConfigError
 
 
-def wants_pretraining(config: FederationConfig) -> bool:
-    """Return whether a run begins with pretraining of its own."""
-    return bool(config.family.pretraining) and config.pretraining.checkpoint is None
-
-
-def nothing_to_pretrain() -> ConfigError:
-    """Return the refusal of a pretraining that has no steps."""
-    return ConfigError(
-        "model.family: there is nothing to pretrain: choose a family that pretrains, such as "
-        '"fedhssl", and no pretraining.checkpoint'
-    )
-
-
 class PretrainingPolicy(StagePolicy):
-    """Rules and disclosure of families that pretrain, in this run or in one before it."""
+    """Rules and disclosure of families that pretrain."""
 
     def applies(self, config: FederationConfig) -> bool:
         """Return whether the family pretrains."""
