@@ -193,17 +193,6 @@ def write_page(folder: Path, config: FederationConfig | None = None) -> None:
         write_report(folder, config)
 
 
-def write_pictures(party: Path) -> None:
-    """Draw a secondary's learned model for this party, if there is an explanation."""
-    from securevfl.runtime.run_folder import EXPLANATION
-
-    if (party / EXPLANATION).exists():
-        from securevfl.desk.report.page import write_pictures
-
-        path = write_pictures(party)
-        print(f"securevfl: what its model learned, for you alone: {path}", file=sys.stderr)
-
-
 def write_own_page(party: Path) -> None:
     """Write a secondary's own page if it was linked; a failure is only a warning."""
     from securevfl.runtime.run_folder import own_folders

@@ -211,8 +211,6 @@ def _run_to_the_end(job: "PartyJob", *, as_json: bool) -> None:
         report_to_launcher(OUTCOME_EVENT, **outcome.metadata())
     else:
         print(f"securevfl: {job.name} is done; its log and ledger: {job.folder}", file=sys.stderr)
-        if not is_launched() and not job.serves:
-            results.write_pictures(job.folder)
 
 
 @app.command(rich_help_panel=_PANEL)

@@ -300,31 +300,6 @@ class Top(Protocol):
         ...
 
 
-@runtime_checkable
-class Explained(Protocol):
-    """A top model that explains its outputs for a batch."""
-
-    def explain(
-        self, features: RowFeatures, keys: RowKeys, aggregate: Aggregate, similarities: Similarities
-    ) -> dict[str, Any]:
-        """Return lists of numbers by name, for the report's plots; arguments as in :class:`Top`."""
-        ...
-
-
-@runtime_checkable
-class ExplainedBottom(Protocol):
-    """A bottom model that explains its treatment of links, to its own party."""
-
-    def explain(
-        self, features: RecordFeatures, keys: RecordKeys, present: Present
-    ) -> dict[str, Any]:
-        """Return lists of numbers by name; arguments as in :class:`Bottom`.
-
-        The lists are not protected, and stay in the party's folder.
-        """
-        ...
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preset:
     """Settings of ``preset = "NAME"`` in ``[model]``; settings in the file take precedence.

@@ -453,8 +453,7 @@ def measure_run(
 ) -> run_folder.RunFigures:
     """Measure the primary alone if asked for; return the run's figures.
 
-    The run folder gets ``history.csv`` and, where the top model can tell, ``explanation.json``;
-    the figures are written when all of them are known.
+    The run folder gets ``history.csv``; the figures are written when all of them are known.
 
     Args:
         run: Trained and tested.
@@ -475,7 +474,6 @@ def measure_run(
     choice = run.choice
     validation = primary.best_validation if choice is None else choice.validation
     run_folder.write_history(folder, primary.history)
-    run_folder.write_explanation(folder, primary.explanation(), for_others=True)
     return run_folder.RunFigures(
         federation=config.federation.name,
         task=config.federation.task,

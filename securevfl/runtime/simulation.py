@@ -418,7 +418,6 @@ class _Simulation:
         for name, secondary in self._secondaries.items():
             table, linked, own = self._tables[name], links.secondaries[name], self._files[name]
             save_secondary(plan, table, linked, secondary, own.ledger, folder=own.folder)
-            run_folder.write_explanation(own.folder, secondary.explanation())
             if name in self._recorders:
                 batch = plan.config.training.batch_size
                 self._recorders[name].hold_secondary(secondary, batch=batch)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -46,14 +46,12 @@ from securevfl.linkage.sampling import LinkSource
 from securevfl.models.building import Forward
 from securevfl.models.building import row_by_row as each_row
 from securevfl.models.cuda_graphs import Network
-from securevfl.models.family import DistinctBottom, ExplainedBottom, Stackable
+from securevfl.models.family import DistinctBottom, Stackable
 from securevfl.models.fet.positions import load_positions, position_weights
 from securevfl.models.optimisers import PacedOptimizer
 from securevfl.mpc import codec
 from securevfl.mpc.codec import encode_weighted
 from securevfl.transport.message import Done
-
-_EXPLAINED_ROWS: Final = 128
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -414,22 +412,6 @@ class Secondary:
             name: torch.from_numpy(value).to(self.device) for name, value in mean.values.items()
         }
         load_positions(self.bottom, weights)
-
-    def explanation(self) -> dict[str, Any]:
-        """Return the bottom model's explanation of links; empty if it has none.
-
-        Made of its own records, of the links of up to 128 rows, and for this party alone.
-
-        Reveals:
-            Nothing: no promise covers it, so it goes nowhere but into the party's own folder.
-        """
-        if not isinstance(self.bottom, ExplainedBottom):
-            return {}
-        rows = np.arange(min(_EXPLAINED_ROWS, self.data.primary_rows), dtype=np.int64)
-        linked = self.linked_records(rows)
-        self.bottom.eval()
-        with torch.no_grad():
-            return self.bottom.explain(linked.features, linked.keys, linked.present)
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint needs."""
