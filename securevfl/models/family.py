@@ -86,18 +86,6 @@ class PretrainingSettings:
     views: Literal["together", "apart"] = "together"
     """Both views in one pass (``together``), or in two with separate batch statistics."""
 
-    augment_aligned: bool = False
-    """Aligned rows are augmented too; not in the paper."""
-
-    sends: Literal["online", "target"] = "online"
-    """Byol and moco exchange projections of the online encoder, or of its moving average."""
-
-    start: Literal["separate", "shared"] = "separate"
-    """Tops, projectors and predictors start apart at each party, or equal."""
-
-    weights: Literal["parties", "records"] = "parties"
-    """Weights of parties in the average of local tops: equal, or by their numbers of records."""
-
     exchange: Literal["average", "plain"] = "average"
     """The primary receives the average of secondaries' projections, or each. SimSiam and BYOL learn
     the same."""

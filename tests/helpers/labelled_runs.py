@@ -66,7 +66,7 @@ RUNS: Mapping[str, dict[str, Any]] = {
     "fedgssl": {
         "model": {**ALIGNED, "family": "fedgssl", "encoder": "embedding", "embedding": 4},
         "training": {"threshold": "f1"},
-        "pretraining": {**SSL, "algorithm": "byol", "augment_aligned": True},
+        "pretraining": {**SSL, "algorithm": "byol"},
     },
     "fedlocalssl": {"model": {**ALIGNED, "family": "fedlocalssl"}, "pretraining": SSL},
     "class-means": {"labels": "shares"},

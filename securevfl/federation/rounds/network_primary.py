@@ -135,7 +135,6 @@ class NetworkPrimary(primary.Primary):
             self.exchange.peers,
             AverageRequest(round_number=number),
             position_weights(self.top),
-            weight=1,
             number=number,
         )
         load_positions(self.top, mean)

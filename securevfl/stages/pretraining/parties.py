@@ -156,11 +156,9 @@ class PretrainingSecondary(StageAtSecondary):
         """Answer with the weighted words of the local top encoder."""
         number = request.round_number
         self.validator.validate_tops(number)
-        own, weight = self.learning.learner.shared_weights(), self.learning.weight
+        own = self.learning.learner.shared_weights()
         reply.prepare(words_needed(shapes_of(own)), round_number=number)
-        words = encode_weighted(
-            own, weight=weight, parties=self.parties + 1, bits=self.learning.bits
-        )
+        words = encode_weighted(own, weight=1, parties=self.parties + 1, bits=self.learning.bits)
         reply.add(words, round_number=number)
         return Mean
 
@@ -221,8 +219,7 @@ class PretrainingRun:
         Reveals:
             To the secondaries: which rows are for validation and testing, and the iteration. In
             cross-party steps, what :meth:`exchange_projections` reveals; in aggregation, to every
-            party the mean of all local top encoders, and to the primary the sum of their weights:
-            the number of parties or, with ``weights = "records"``, of all parties' records.
+            party the mean of all local top encoders.
         """
         total = self.learning.learner.settings.iterations
         if start >= total:
@@ -307,7 +304,6 @@ class PretrainingRun:
             self.peers,
             TopsRequest(round_number=number),
             self.learning.learner.shared_weights(),
-            weight=self.learning.weight,
             number=number,
             bits=self.learning.bits,
         )

@@ -82,16 +82,12 @@ def _projections(config: FederationConfig) -> Iterator[Channel]:
 
 def _aggregation(config: FederationConfig) -> Channel:
     """Return what means of local top encoders show."""
-    settings = config.pretraining
-    reveals = "every party: the mean of all parties' local top encoders and heads"
-    if settings.weights == "records":
-        reveals += ", weighted by records; the primary: how many records all have together"
     covered = "heuristic: a secure mean without noise"
     if len(config.secondaries) == 1:
         covered = "not covered: with one secondary the mean gives its weights away"
     return Channel(
         "pretraining, aggregation of models",
-        reveals,
+        "every party: the mean of all parties' local top encoders and heads",
         covered,
         "all",
         "all",
