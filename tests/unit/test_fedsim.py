@@ -222,12 +222,14 @@ def test_absent_links_weigh_nothing() -> None:
     features, keys, aggregate, similarities = batch()
     similarities[2, :, 5:] = NAN
     similarities[4] = NAN
-    sorted_pairs = top.sorted_pairs(features, keys, aggregate, similarities)
+    merged: list[Tensor] = []
+    top.merge.register_forward_pre_hook(lambda _gate, inputs: merged.extend(inputs))
+    assert torch.isfinite(top(features, keys, aggregate, similarities)).all()
+    (sorted_pairs,) = merged
 
     assert not sorted_pairs[2, 5:].any()
     assert not sorted_pairs[4].any()
     assert sorted_pairs[2, :5].all(dim=1).all()
-    assert torch.isfinite(top(features, keys, aggregate, similarities)).all()
 
 
 def test_similarities_of_secondaries_are_averaged_over_those_that_have_a_link() -> None:
