@@ -23,23 +23,9 @@ from securevfl.core.devices import (
 from securevfl.core.errors import ProtocolError
 from securevfl.federation.checkpoint import Checkpoints
 from securevfl.federation.messages import AverageRequest, EpochMark, Gradient, Mean, RoundPlan
-from securevfl.federation.rounds import cut
+from securevfl.federation.rounds import cut, own_records, updates
 from securevfl.federation.rounds.cached_release import CachedRelease
-from securevfl.federation.rounds.own_records import (
-    gather_records,
-    represent_distinct,
-    represent_linked,
-)
 from securevfl.federation.rounds.release import SecondaryRelease, refuse_lost, require_finite
-from securevfl.federation.rounds.updates import (
-    BackwardStep,
-    DropoutStream,
-    GradientNoise,
-    LinkedRecords,
-    PlainBackwardStep,
-    PrivateBackwardStep,
-    RowGradients,
-)
 from securevfl.federation.session.peers import Handler, Handlers, Next, Reply, StageEnd, shapes_of
 from securevfl.federation.session.request_validator import RequestValidator
 from securevfl.linkage.sampling import LinkSource
@@ -78,7 +64,7 @@ class StackedPart(Protocol):
         """Return its representation, which the ledger has charged."""
         ...
 
-    def backward_step(self, term: cut.CutRows) -> BackwardStep:
+    def backward_step(self, term: cut.CutRows) -> updates.BackwardStep:
         """Return what waits for the gradient of its term of the aggregate."""
         ...
 
@@ -109,10 +95,10 @@ class Secondary:
     _: KW_ONLY
     validator: RequestValidator
     """Validator of what the primary may ask for in this session."""
-    dropout: DropoutStream
+    dropout: updates.DropoutStream
     optimizer: PacedOptimizer | None = None
     """Optimizer of :attr:`bottom`; None for an encoder that does not learn from gradients."""
-    gradient_noise: GradientNoise | None = None
+    gradient_noise: updates.GradientNoise | None = None
     """Protection of each update, if the encoder is dp-trained."""
     kept: CachedRelease | None = None
     """A frozen encoder's cached release: what it rests on, and its last answers."""
@@ -130,10 +116,10 @@ class Secondary:
     overheard: Callable[[Handlers], Handlers] | None = field(default=None, init=False)
     """Returns handlers that record what they handle, where this party records what it receives."""
     epsilon_spent: float = field(default=0.0, init=False)
-    _pending: tuple[RoundPlan, BackwardStep] | None = field(default=None, init=False)
+    _pending: tuple[RoundPlan, updates.BackwardStep] | None = field(default=None, init=False)
     _share: StackedPart | None = field(default=None, init=False)
     """Its part in the stack of the round that is under way; None where it computes alone."""
-    _row_gradients: RowGradients | None = field(default=None, init=False)
+    _row_gradients: updates.RowGradients | None = field(default=None, init=False)
     """Row gradients of the last release, until its backward step takes them."""
     _network: Network | None = field(default=None, init=False)
     _settled: bool = field(default=False, init=False)
@@ -287,8 +273,8 @@ class Secondary:
     @property
     def not_finite(self) -> int:
         """Rows, records and steps that counted as zero since they were not finite."""
-        updates = 0 if self.gradient_noise is None else self.gradient_noise.not_finite
-        return self.contribution.not_finite + updates
+        steps = 0 if self.gradient_noise is None else self.gradient_noise.not_finite
+        return self.contribution.not_finite + steps
 
     def _links_of(self, rows: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Return the linked records' numbers, 0 in empty slots, and which slots hold a record.
@@ -300,9 +286,9 @@ class Secondary:
         present = index >= 0
         return index.clamp_min(0), present
 
-    def linked_records(self, rows: npt.NDArray[np.int64]) -> LinkedRecords:
+    def linked_records(self, rows: npt.NDArray[np.int64]) -> updates.LinkedRecords:
         """Return what the bottom model is given for a batch of the primary's rows."""
-        return gather_records(self.data.features, self.data.keys, *self._links_of(rows))
+        return own_records.gather_records(self.data.features, self.data.keys, *self._links_of(rows))
 
     def _begin_round(self, plan: RoundPlan) -> PacedOptimizer | None:
         """Make the bottom model ready for a round; return its optimizer if it learns from it."""
@@ -327,9 +313,9 @@ class Secondary:
         index, present = self._links_of(plan.rows)
         features, keys, bottom = self.data.features, self.data.keys, self.bottom
         if learns and self.gradient_noise is not None:
-            self._row_gradients = RowGradients(
+            self._row_gradients = updates.RowGradients(
                 bottom,
-                gather_records(features, keys, index, present),
+                own_records.gather_records(features, keys, index, present),
                 forward=self._forward,
                 clip_norm=self.contribution.aggregation.clip_norm,
                 noise=self.gradient_noise,
@@ -347,11 +333,13 @@ class Secondary:
         in_precision = computing_in(self.precision, self.device)
         with self.dropout.active(), torch.set_grad_enabled(learns), in_precision:
             if not apart and bottom.recordwise:
-                vectors = represent_distinct(self._forward, features, keys, index, present)
+                vectors = own_records.represent_distinct(
+                    self._forward, features, keys, index, present
+                )
             elif not apart and isinstance(bottom, DistinctBottom) and not self.row_by_row:
-                vectors = represent_linked(bottom, features, keys, index, present)
+                vectors = own_records.represent_linked(bottom, features, keys, index, present)
             else:
-                linked = gather_records(features, keys, index, present)
+                linked = own_records.gather_records(features, keys, index, present)
                 forward = network or self._forward
                 vectors = forward(linked.features, linked.keys, linked.present)
                 if self.contribution.symbols is not None:
@@ -377,16 +365,16 @@ class Secondary:
             units = aggregation.units(aggregation.clip(finite), bounded=False)
         return codec.to_float(units, self._cut.ring, divisor=self._cut.slots).cpu()
 
-    def _backward_step(self, clipped: Tensor, optimizer: PacedOptimizer) -> BackwardStep:
+    def _backward_step(self, clipped: Tensor, optimizer: PacedOptimizer) -> updates.BackwardStep:
         """Return what waits for the gradient of a round's clipped representation."""
         if self._row_gradients is not None:
             gradients, self._row_gradients = self._row_gradients, None
-            return PrivateBackwardStep(self.bottom, gradients.total, gradients.noise)
+            return updates.PrivateBackwardStep(self.bottom, gradients.total, gradients.noise)
         with torch.enable_grad():
             term = self.contribution.aggregation.term(clipped)
             if self._share is not None:
                 return self._share.backward_step(term)
-        return PlainBackwardStep(term, self.dropout, optimizer.parameters)
+        return updates.PlainBackwardStep(term, self.dropout, optimizer.parameters)
 
     @property
     def learns_plainly(self) -> bool:
