@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from securevfl.runtime.predictions import Predictions
     from securevfl.runtime.simulation import RunResult
     from securevfl.runtime.trained_run import features, predict
+    from securevfl.stages.programs.scripts import ThisParty, party_program
 
 __all__ = [
     "AuditSettings",
@@ -52,6 +53,7 @@ __all__ = [
     "RuntimeSettings",
     "SecureVflError",
     "StudyOptions",
+    "ThisParty",
     "TrainingSettings",
     "__version__",
     "audit",
@@ -66,6 +68,7 @@ __all__ = [
     "linkage",
     "models",
     "mpc",
+    "party_program",
     "predict",
     "preset",
     "progress",

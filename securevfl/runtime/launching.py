@@ -249,10 +249,7 @@ class _PartiesHere:
         # Handed over and written nowhere: not even a launcher that is killed leaves a key behind,
         # and what lies in the run folder belongs to a run that has begun.
         federation = toml_text(self.config.source).encode()
-        # Parties share the cores; more threads than cores fight for them. A number that the user
-        # has set stands: with it, a simulation adds float32 numbers in the same order.
-        shared = str(max(1, (os.cpu_count() or 1) // len(names)))
-        threads = os.environ.get("OMP_NUM_THREADS", shared)
+        threads = threads_each(len(names))
         return [
             PartyCommand(
                 name=name,
@@ -282,6 +279,16 @@ class _PartiesHere:
         ]
 
 
+def threads_each(processes: int) -> str:
+    """Return how many threads each of several processes should have.
+
+    They share the cores; more threads than cores fight for them. A number that the user has set
+    stands: with it, a simulation adds float32 numbers in the same order.
+    """
+    shared = str(max(1, (os.cpu_count() or 1) // processes))
+    return os.environ.get("OMP_NUM_THREADS", shared)
+
+
 @contextmanager
 def parties_here(config: FederationConfig) -> Iterator[_PartiesHere]:
     """Give every party an identity, and the primary a port that is kept for it.
@@ -303,18 +310,8 @@ def parties_here(config: FederationConfig) -> Iterator[_PartiesHere]:
                     f"party.address: {host} is no address of this machine "
                     f'({error.strerror or error}); use "127.0.0.1:0" for a run on one machine'
                 ) from None
-        parties = [
-            {**party, "identity": identities[party["name"]].public_text}
-            for party in config.source["party"]
-        ]
-        for party in parties:
-            if party["role"] == "primary":
-                party["address"] = f"{host}:{port}"
-        here = parse_federation(
-            {**config.source, "party": parties},
-            file="federation.toml of this run",
-            only_linkage=bool(config.mpc.program),
-        )
+        texts = {name: own.public_text for name, own in identities.items()}
+        here = pin_identities(config, texts, address=f"{host}:{port}")
         yield _PartiesHere(config=here, identities=identities)
 
 
@@ -368,10 +365,25 @@ def event_of(report: Mapping[str, Any]) -> progress.ProgressEvent | None:
     return progress.event_of(str(report.get("event")), _figures_of(report))
 
 
+def pin_identities(
+    config: FederationConfig, texts: Mapping[str, str], *, address: str
+) -> FederationConfig:
+    """Return a federation with its parties' public identities, and the primary's address."""
+    source = dict(config.source)
+    source["party"] = [
+        {**party, "identity": texts[party["name"]]} for party in config.source["party"]
+    ]
+    for party in source["party"]:
+        if party["role"] == "primary":
+            party["address"] = address
+    trains = not config.mpc.program
+    return parse_federation(source, file="federation.toml of this run", only_linkage=not trains)
+
+
 Outcome = RunFigures | Predictions | None
 
 
-def run_party(job: PartyJob) -> Outcome:
+def run_party(job: PartyJob, *, identity: Identity | None = None) -> Outcome:
     """Run one party to the end; the primary returns the run's figures.
 
     Where it serves a kept model, the primary returns the predictions that it was asked for. Where
@@ -379,6 +391,7 @@ def run_party(job: PartyJob) -> Outcome:
 
     Args:
         job: The party's job.
+        identity: Its long-term identity; None reads it from the job's folder.
 
     Raises:
         SecureVflError: Whatever went wrong, here or at another party, named.
@@ -386,7 +399,7 @@ def run_party(job: PartyJob) -> Outcome:
     Reveals:
         What the messages of :mod:`securevfl.transport.message` say, and nothing else.
     """
-    losses, identity = 0, None
+    losses = 0
     while True:
         try:
             with party_session(job, identity=identity) as party:

@@ -4,10 +4,10 @@ import contextlib
 import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Literal, TypedDict
 
 from securevfl.config import sections
 from securevfl.config.encoder import AUTO, EncoderSettings
@@ -16,6 +16,7 @@ from securevfl.config.linkage import LinkageSettings
 from securevfl.config.presets import PresetSettings, preset, top_source
 from securevfl.config.reading import parse_federation, require_own_fields
 from securevfl.core import checks
+from securevfl.core.conventions import Task
 from securevfl.core.errors import ConfigError, SecureVflError
 from securevfl.core.settings import default_of
 from securevfl.data.frames import from_frame
@@ -26,6 +27,57 @@ from securevfl.linkage.stage.linkage_parts import PROTECTIONS
 from securevfl.models.family import FamilySettings, PretrainingSettings
 from securevfl.models.registry import family_named, family_names, family_of
 from securevfl.runtime import run_options
+
+
+class RunSettings(TypedDict, total=False):
+    """Keyword arguments of runs in addition to tables, also of ``ThisParty.train``."""
+
+    privacy: Privacy
+    """Privacy guarantee; ``Privacy(mechanism="none")`` gives none."""
+    encoder: EncoderSettings | Literal["auto"] | None
+    """How frozen encoders are made; default: as the family does. ``"auto"`` takes, with tables, a
+    promise and what else is given, the settings of :mod:`securevfl.config.presets`; then ``model``
+    may be left out."""
+    training: sections.TrainingSettings | None
+    """Epochs, batch size and so on."""
+    pretraining: PretrainingSettings | None
+    """For families that pretrain."""
+    linkage: LinkageSettings | None
+    """Who chooses links, and by what; default: each row its K nearest records, with the primary's
+    keys shown to every secondary."""
+    prediction: sections.PredictionSettings | None
+    """Limits of what predictions of the model may spend in addition to training."""
+    mpc: sections.MpcSettings | None
+    """Computation on shares, and its engine."""
+    runtime: sections.RuntimeSettings | None
+    """Times that parties wait for one another."""
+    base: Any
+    """Base model that is averaged with the joint one: ``"boosting"``, ``"linear"``, ``"best"`` of
+    these and a perceptron (the default), any estimator of scikit-learn (a classifier needs
+    ``predict_proba``), or ``"none"``, as in the papers."""
+    top: Any
+    """With frozen encoders, an estimator in place of the family's top network, fitted to own
+    columns, keys and released numbers: ``"boosting"``, ``"linear"`` or any of scikit-learn."""
+    task: Task | None
+    """Learning task; default: binary or multiclass if the labels are classes, regression
+    otherwise."""
+    bounds: Mapping[str, Bounds] | Sequence[float] | None
+    """``[low, high]`` of all features; or by party name such a pair, or pairs by column. Declared
+    ranges do not depend on the data, as a frozen encoder's guarantee needs. Without them each party
+    standardises its features by its own statistics."""
+    missing_columns: Mapping[str, Sequence[str]] | None
+    """Columns of frames whose cells may be empty, by party name, known without looking."""
+    seed: int
+    """Seed of splits, initialisation, shuffling and dropout; never of noise. Default 0."""
+    with_alone: bool
+    """Also find the local baseline, the primary's best model alone, to compare with.
+    Default true."""
+    device: str
+    """``"cpu"`` (the default) or ``"cuda"``."""
+    record_mib: float | None
+    """MiB of what each party receives and holds, which it records in its own folder for
+    ``securevfl lab audit``; default: none."""
+
 
 _OF_FILES: Final = ("data_root", "resume")
 _OF_BOTH: Final = ("device", "record_mib", "with_alone")
@@ -84,8 +136,10 @@ def resolve_run(
     else:
         listed = _list_tables(parties)
         _require_by_party(settings, [table.name for table in listed])
-    config = parse_federation(source_of(listed, model, settings), file=f"{by}()")
-    return config, {table.name: _with_keys_of(listed[0], table) for table in listed}, None
+    names = _key_names(listed[0])
+    source = source_of([TableFacts.of(table) for table in listed], model, settings)
+    tables = {table.name: with_keys_called(names, table) for table in listed}
+    return parse_federation(source, file=f"{by}()"), tables, None
 
 
 def with_model(model: Any, settings: Any) -> tuple[FamilySettings | None, Any]:
@@ -232,21 +286,56 @@ def _key_names(table: PartyTable) -> tuple[str, ...]:
     return table.key_names if table.link_columns is None else tuple(table.link_columns.columns)
 
 
-def _with_keys_of(primary: PartyTable, table: PartyTable) -> PartyTable:
+def with_keys_called(names: tuple[str, ...], table: PartyTable) -> PartyTable:
     """Return a table whose keys for linkage alone are called as the primary's are."""
-    names, keys = _key_names(primary), table.link_columns
+    keys = table.link_columns
     if keys is None or len(keys.columns) != len(names):
         return table
     columns = dict(zip(names, keys.columns.values(), strict=True))
     return replace(table, link_columns=replace(keys, columns=columns))
 
 
-def _linkage_of(settings: Mapping[str, Any]) -> LinkageSettings:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TableFacts:
+    """What a federation file has to say of a table in memory."""
+
+    name: str
+    """The party."""
+    keys: Sequence[str]
+    """Its key columns, in the order that all parties agreed on."""
+    classes: int | None
+    """How many classes its label has; None of a regression's and of a secondary's."""
+
+    @classmethod
+    def of(cls, table: PartyTable) -> "TableFacts":
+        """Return those of a table."""
+        classes = None if table.classes is None else len(table.classes)
+        return cls(name=table.name, keys=_key_names(table), classes=classes)
+
+    @property
+    def task(self) -> Task:
+        """What the primary's label is, if it is not said."""
+        if self.classes is None:
+            return "regression"
+        return "binary" if self.classes == 2 else "multiclass"
+
+
+def helpers_of(settings: "RunSettings") -> list[str]:
+    """Return the roles of parties without a table that settings need; they are named so."""
+    encoder, helpers = (
+        settings.get("encoder"),
+        PROTECTIONS[_linkage_of(settings).protection].helpers,
+    )
+    deals = isinstance(encoder, EncoderSettings) and encoder.labels == "shares"
+    return list(dict.fromkeys([*helpers, *(["dealer"] if deals else [])]))
+
+
+def _linkage_of(settings: "RunSettings") -> LinkageSettings:
     return settings.get("linkage") or LinkageSettings(protection="none")
 
 
 def source_of(
-    listed: Sequence[PartyTable], model: FamilySettings | None, settings: Mapping[str, Any]
+    parties: Sequence[TableFacts], model: FamilySettings | None, settings: RunSettings
 ) -> dict[str, Any]:
     """Return the federation file that a run on tables in memory stands for."""
     encoder, bounds = settings.get("encoder"), settings.get("bounds")
@@ -258,26 +347,21 @@ def source_of(
     if privacy is None:
         raise ConfigError('privacy: must be given; Privacy(mechanism="none") promises nothing')
     tables = []
-    for number, party in enumerate(listed):
+    for number, party in enumerate(parties):
         own = bounds.get(party.name) if isinstance(bounds, Mapping) else bounds
         tables.append(
             {
                 "name": party.name,
                 "role": "secondary" if number else "primary",
                 "data": sections.IN_MEMORY,
-                "key": list(_key_names(party)),
+                "key": list(party.keys),
                 **({} if number else {"label": "label", "address": "127.0.0.1:0"}),
                 **({"scaling": "bounds", "bounds": _plain(own)} if own is not None else {}),
             }
         )
-    deals = isinstance(encoder, EncoderSettings) and encoder.labels == "shares"
-    helpers = [*PROTECTIONS[_linkage_of(settings).protection].helpers, *["dealer"] * deals]
-    tables += [{"name": role, "role": role} for role in dict.fromkeys(helpers)]
-    classes, labelled = listed[0].classes, "regression"
-    if classes is not None:
-        labelled = "binary" if len(classes) == 2 else "multiclass"
-    kind = settings.get("task") or labelled
-    several = {"classes": classes and len(classes)} if kind == "multiclass" and auto else {}
+    tables += [{"name": role, "role": role} for role in helpers_of(settings)]
+    kind = settings.get("task") or parties[0].task
+    several = {"classes": parties[0].classes} if kind == "multiclass" and auto else {}
     family = {} if model is None else {"family": family_of(model).name, **_as_table(model)}
     source: dict[str, Any] = {
         "federation": {

@@ -77,6 +77,24 @@ def test_paillier_links_as_plaintext_does():
 
 
 @pytest.mark.multiprocess
+def test_a_program_of_all_parties_trains():
+    """As its text says: short, in a process a party, and the bureau has no result."""
+    path = EXAMPLES / "party_program.py"
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) < 60
+    ended = subprocess.run(
+        [sys.executable, str(path)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
+    )
+    joint, alone = map(float, re.findall(r"\d\.\d{3}", ended.stdout))
+    assert joint > alone + 0.1
+    assert "bureau: has no result" in ended.stdout
+
+
+@pytest.mark.multiprocess
 def test_a_correlation_is_computed_on_shares(capsys):
     """Of two parties' columns, for one of them; it is the one in clear, and short to write.
 

@@ -13,11 +13,12 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+from helpers.forked_programs import or_program
 from helpers.warm import empty_stdin, warm_context
 
 from securevfl.cli import fork_server_program
 from securevfl.launch import fork_server, spawn
-from securevfl.launch.fork_server import ForkServer
+from securevfl.launch.fork_server import ForkServer, fork_children
 
 _PROGRAM = "securevfl.cli.fork_server_program"
 """The fork server's program, in the place of which one is forked that has loaded more."""
@@ -109,5 +110,8 @@ def _fork(wire: socket.socket, environment: dict[str, str], place: Path) -> None
     for number in (1, 2):
         os.dup2(nothing, number)
     sys.argv = ["fork server", str(wire.detach())]
-    fork_server_program.main()
+    with patch.object(
+        fork_server_program, "fork_children", lambda run: fork_children(or_program(run))
+    ):
+        fork_server_program.main()
     os._exit(0)

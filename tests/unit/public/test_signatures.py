@@ -12,7 +12,7 @@ import pytest
 
 import securevfl as sv
 from securevfl.core.errors import ConfigError
-from securevfl.runtime.run_settings import SECTIONS, python_words
+from securevfl.runtime.run_settings import SECTIONS, RunSettings, python_words
 
 SCHEMA = Path(sv.__file__).parent / "config" / "federation-file.schema.json"
 
@@ -56,6 +56,7 @@ def test_every_section_of_the_federation_file_is_a_keyword() -> None:
     for function in (sv.simulate, sv.train):
         keywords = set(inspect.signature(function).parameters)
         assert sections - keywords == set(NOT_KEYWORDS)
+        assert set(RunSettings.__annotations__) <= keywords
     for kind, public in SECTIONS.values():
         assert eval(public, {"sv": sv}) is kind
 
