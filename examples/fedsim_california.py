@@ -10,9 +10,6 @@ Run: ``python examples/fedsim_california.py [--rows 2000] [--epochs 8] [--seed 0
 """
 
 import argparse
-import json
-import tempfile
-from pathlib import Path
 from typing import Any
 
 from sklearn.datasets import fetch_california_housing
@@ -38,31 +35,20 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
         "avgsim": sv.models.AvgSim(neighbours=50),
         "top1sim": sv.models.Top1Sim(),
     }
-    errors, learned = {}, None
+    errors = {}
     for name, model in models.items():
-        with tempfile.TemporaryDirectory() as folder:
-            run = sv.simulate(
-                **tables,
-                model=model,
-                seed=options.seed,
-                privacy=sv.dp.Privacy(mechanism="none"),  # what the model is worth without noise
-                training=sv.TrainingSettings(epochs=options.epochs, batch_size=128),
-                device=options.device,
-                out=folder,
-            )
-            errors[name], errors["alone"] = run.metrics["test"], run.metrics["alone_test"]
-            if name == "fedsim" and (path := Path(folder, "explanation.json")).exists():
-                learned = json.loads(path.read_text())
+        run = sv.simulate(
+            **tables,
+            model=model,
+            seed=options.seed,
+            privacy=sv.dp.Privacy(mechanism="none"),  # what the model is worth without noise
+            training=sv.TrainingSettings(epochs=options.epochs, batch_size=128),
+            device=options.device,
+        )
+        errors[name], errors["alone"] = run.metrics["test"], run.metrics["alone_test"]
     print("test RMSE in thousand USD")
     for name, error in errors.items():
         print(f"  {name:<8} {error:7.1f}")
-    if learned is None:
-        print("\nno epoch of FedSim's was better than the agency alone: it takes more rows")
-        return errors
-    print("\nwhat FedSim reads of the 50 links, from near to far")
-    read = [sum(place) for place in learned["merge_importance"]]
-    for start in range(0, 50, 10):
-        print(f"  {start + 1:2} to {start + 10}: {sum(read[start : start + 10]) / sum(read):.0%}")
     return errors
 
 

@@ -33,14 +33,11 @@ def quarter_apart(data: AlignedViews) -> AlignedViews:
 
 
 def changed(setting: methods.Setting, text: str) -> methods.Setting:
-    """Read ``name=number`` pairs: of fine-tuning, of image augmentations, else of pretraining."""
+    """Read ``name=number`` pairs: of fine-tuning, else of pretraining."""
     for pair in filter(None, text.split(",")):
         name, _, value = pair.partition("=")
         number: Any = float(value) if "." in value or "e" in value else int(value)
-        if name.startswith("image."):
-            images = {**(setting.images or {}), name.removeprefix("image."): number}
-            setting = dataclasses.replace(setting, images=images)
-        elif name.startswith("tune."):
+        if name.startswith("tune."):
             setting = dataclasses.replace(setting, **{name.removeprefix("tune."): number})
         else:
             setting = methods.with_pretraining(setting, **{name: number})

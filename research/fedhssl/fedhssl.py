@@ -32,8 +32,6 @@ sys.path.append(str(Path(__file__).parents[2]))
 
 from research.common.aligned.avazu import load_avazu
 from research.common.aligned.halves import digits_halves, folder_views, mfeat_views, mnist_halves
-from research.common.aligned.histopathology import load_histopathology
-from research.common.aligned.modelnet import load_modelnet
 from research.common.aligned.nuswide import load_nuswide
 from research.common.aligned.views import AlignedViews, ScarceRows, scarce_rows
 from research.fedhssl import methods
@@ -68,11 +66,6 @@ NUSWIDE = methods.Setting(model={}, pretraining=_PAPER, batch_size=512)
 AVAZU = methods.Setting(
     model={"encoder": "embedding"}, pretraining={**_PAPER, "iterations": 40}, batch_size=512
 )
-IMAGES = methods.Setting(
-    model={"encoder": "resnet18", "image": (3, 32, 32)},
-    pretraining={**_PAPER, "iterations": 40},
-    images={},
-)
 
 LABELS = (20, 50, 200, 500, 1000)
 PAPER_LABELS = (200, 400, 600, 800, 1000)
@@ -98,10 +91,8 @@ SETS: dict[str, tuple[Load, methods.Setting]] = {
     "fate_breast": (lambda _: folder_views("fate_breast").standardised(), SMALL),
     "nuswide": (lambda folder: load_nuswide(_given(folder)), NUSWIDE),
     "avazu": (lambda folder: load_avazu(_given(folder)), AVAZU),
-    "bhi": (lambda folder: load_histopathology(_given(folder)), IMAGES),
-    "modelnet": (lambda folder: load_modelnet(_given(folder)), IMAGES),
 }
-PAPER_SETS = ("nuswide", "avazu", "bhi", "modelnet")
+PAPER_SETS = ("nuswide", "avazu")
 ALGORITHMS = ("simsiam", "byol", "moco")
 
 
@@ -158,7 +149,7 @@ def run(args: argparse.Namespace) -> None:
         most = max(args.aligned)
         cell = {"set": name, "seed": seed}
         # Boosting, FedSplitNN and local learning know of no alignment beyond the labelled rows.
-        if "boosting" in args.method and not (data.images and name in PAPER_SETS):
+        if "boosting" in args.method:
             plain(results, prepared, setting, "boosting", cell, most, labels)
         for method in ("fedsplitnn", "untrained"):
             if method in args.method:

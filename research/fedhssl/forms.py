@@ -46,10 +46,6 @@ class Form:
 _PAPER = {"views": "apart", "queue": 4096}
 FORMS: dict[str, Form] = {
     "defaults": Form(runs=(*HSSL, *MOMENTUM, *AVERAGES_NOTHING)),
-    "sends = target": Form(runs=MOMENTUM, pretraining={"sends": "target"}),
-    "start = shared": Form(
-        runs=(*HSSL, *MOMENTUM, *AVERAGES_NOTHING), pretraining={"start": "shared"}
-    ),
     "views = apart": Form(pretraining={"views": "apart"}),
     "queue = 4096": Form(runs=(("fedhssl", "moco"),), pretraining={"queue": 4096}),
     "normalise = false": Form(runs=(("fedlocalssl", "simsiam"), *HSSL), model={"normalise": False}),
@@ -57,11 +53,6 @@ FORMS: dict[str, Form] = {
         runs=(*HSSL, *MOMENTUM),
         pretraining=_PAPER,
         model={"normalise": False},
-    ),
-    # Secondaries with a quarter of the primary's records: with equal counts both are the same.
-    "uneven": Form(setting={"share": 0.25}),
-    "uneven, weights = records": Form(
-        against="uneven", pretraining={"weights": "records"}, setting={"share": 0.25}
     ),
     "clip_norm = 1": Form(setting={"clip_norm": 1.0}),
     "clip_norm = 1, normalise = false": Form(

@@ -7,22 +7,25 @@ compared is what the encoders are worth, not what privacy costs.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from research.common.aligned.views import AlignedViews, ScarceRows
-from securevfl.core.conventions import derive_seed, stream
+from securevfl.core.conventions import derive_seed, stream, unseeded_normal
+from securevfl.core.devices import to_device
 from securevfl.dp.clipping import clip_rows
-from securevfl.federation.rounds.cut import with_iso_noise
 from securevfl.federation.rounds.secondary import SecondaryData
-from securevfl.federation.run_plan import RoundCounter, new_run
-from securevfl.federation.session.peers import PeersHere
+from securevfl.federation.run_plan import RoundCounter
+from securevfl.federation.session.peers import Peers, PeersHere, average_weights
 from securevfl.lab.methods import BoostingConfig
 from securevfl.lab.pooled_methods import fit_boosting
 from securevfl.linkage.links import LinkTable
@@ -34,12 +37,12 @@ from securevfl.models.layers import initialise
 from securevfl.models.optimisers import build_optimizer
 from securevfl.models.registry import FAMILIES
 from securevfl.models.tasks import TaskHead
-from securevfl.stages.pretraining.augment import Augmentation, AugmentedImages, CorruptedFeatures
+from securevfl.stages.pretraining import parties
+from securevfl.stages.pretraining.augment import CorruptedFeatures
 from securevfl.stages.pretraining.learner import PartyLearner
 from securevfl.stages.pretraining.learning import LearnerWithRecords, PretrainingRows
 from securevfl.stages.pretraining.messages import PretrainingValidator
 from securevfl.stages.pretraining.parties import PretrainingRun, PretrainingSecondary
-from securevfl.stages.pretraining.projections import projection_mechanism
 
 PRETRAINED = ("fedlocalssl", "fedcssl", "fedgssl", "fedhssl")
 SUPERVISED = ("boosting", "fedsplitnn", "untrained")
@@ -58,8 +61,10 @@ class Setting:
     steps: int = 100
     epochs: int = 20
     batch_size: int = 128
-    images: Mapping[str, float] | None = None
-    """Settings of image augmentations, for sets of images; None corrupts features instead."""
+    iso_projections: float = 0.0
+    """lambda of the ISO noise on the primary's projections in pretraining."""
+    iso_weights: float = 0.0
+    """lambda of the ISO noise on the primary's weights before averaging."""
     iso_gradients: float = 0.0
     """lambda of the ISO noise on the gradient that the secondaries get in fine-tuning."""
     clip_norm: float | None = None
@@ -167,19 +172,16 @@ def pretrain(
             held_out=np.setdiff1d(everything, rows.local),
         ),
         steps=FAMILIES[method].pretraining,
-        projection_mechanism=projection_mechanism(
-            settings,
-            batches=1,
-            rows=len(rows.aligned),
-            ledger=Path("pretraining-ledger.jsonl"),
-            run=new_run(),
-            party="party-0",
-        ),
         rounds=RoundCounter(),
         save=nothing,
         observe=nothing,
     )
-    run.run()
+    own = run.learning.project
+    run.learning.project = lambda records, **about: with_iso_noise(  # type: ignore[method-assign]
+        own(records, **about), setting.iso_projections
+    )
+    with patch.object(parties, "average_weights", partial(noised_mean, setting.iso_weights)):
+        run.run()
     learners = [run.learning.learner, *(one.learning.learner for one in secondaries)]
     return [learner.encoders() for learner in learners], run.history
 
@@ -192,9 +194,9 @@ def family_config(method: str, setting: Setting) -> FedHSSLConfig:
     return FAMILIES[method].settings_class(**setting.model)
 
 
-def augmentation(prepared: Prepared, setting: Setting, party: int, own: np.ndarray) -> Augmentation:
-    if setting.images is not None:
-        return AugmentedImages(image=prepared.data.images[party], **setting.images)
+def augmentation(
+    prepared: Prepared, setting: Setting, party: int, own: np.ndarray
+) -> CorruptedFeatures:
     index = torch.as_tensor(own, device=prepared.views[party].device)
     return CorruptedFeatures(
         prepared.views[party][index],
@@ -360,3 +362,51 @@ def traffic(setting: Setting, history: list[dict[str, Any]], aligned: int) -> di
 
 def with_pretraining(setting: Setting, **changed: Any) -> Setting:
     return dataclasses.replace(setting, pretraining={**setting.pretraining, **changed})
+
+
+def noised_mean(
+    scale: float, peers: Peers, request: Any, own: Mapping[str, Tensor], **about: Any
+) -> dict[str, Tensor]:
+    """Return all parties' mean of weights, the primary's with ISO noise.
+
+    A batch norm's running statistics are no parameters: a noised variance may be negative.
+    """
+    sent = {
+        name: value
+        if name.endswith(("running_mean", "running_var"))
+        else with_iso_noise(value, scale)
+        for name, value in own.items()
+    }
+    return average_weights(peers, request, sent, **about)
+
+
+def with_iso_noise(values: Float[Tensor, "*shape"], scale: float) -> Float[Tensor, "*shape"]:
+    """Return the values with ISO noise: one deviation for all of them, set by the longest row.
+
+    With the first axis as b rows, and all others together as the m numbers of a row, every number
+    gets a normal number of deviation ``scale * max_i ||d_i||_2 / sqrt(m)``. The noise of a row is
+    then about ``scale`` times as long as the longest row of the batch.
+
+    **It promises nothing.** The length of the longest row is a function of private values, and
+    whoever gets b m noised numbers reads it off their spread: of weights it says how
+    long a layer's longest row is. Two batches
+    that differ in that row get noise of two sizes, which can be told apart with certainty as b m
+    grows; so no epsilon holds, whatever ``scale`` is.
+
+    Args:
+        values: d, such as projections (B, P), or weights with a row for each output; a single
+            axis is b rows of one number.
+        scale: lambda, dimensionless, >= 0; 0 returns the values as they are.
+
+    Reveals:
+        Nothing by itself. Of what is sent: noisy values, and the length of the longest row.
+
+    References:
+        [FedHSSL] section VI-B, Equation 7.
+    """
+    if not scale:
+        return values
+    rows = values.detach().reshape(len(values) if values.dim() else 1, -1)
+    longest = torch.linalg.vector_norm(rows, dim=1).max()
+    noise = to_device(torch.from_numpy(unseeded_normal(*values.shape)), values.device).to(values)
+    return values + scale / math.sqrt(rows.shape[1]) * longest * noise

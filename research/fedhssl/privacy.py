@@ -99,7 +99,7 @@ def measure(
         (encoders, _), seconds = timed(
             methods.pretrain,
             prepared,
-            methods.with_pretraining(setting, **at),
+            dataclasses.replace(setting, **at),
             cell["method"],
             cell["algorithm"],
             rows,

@@ -35,7 +35,7 @@ from securevfl.core.conventions import derive_seed
 from securevfl.data.tables import PartyTable
 from securevfl.lab.datasets import load_builtin, split_table
 from securevfl.models.fet.family import FeTFamily
-from securevfl.models.fet.positions import distance_correlation, fourier_positions, key_grid
+from securevfl.models.fet.positions import fourier_positions
 from securevfl.models.fet.settings import FeTConfig
 from securevfl.models.layers import initialise
 from securevfl.runtime.run_options import RunOptions
@@ -207,6 +207,43 @@ def positions(name: str, seeds: Sequence[int]) -> None:
         base = base or values
         cells = " | ".join(f"{value:+.2f}" for value in np.mean(likeness, axis=0))
         print(f"| {line} | {cells} | {spread(values)} | {paired(values, base)} |", flush=True)
+
+
+_GRID: Final = 625
+_REACH: Final = 2.0
+# In more dimensions, a grid of three steps a side would have thousands of keys.
+_MOST_GRID_DIMENSIONS: Final = 6
+
+
+def key_grid(key_dim: int) -> Tensor:
+    """Return about 600 synthetic keys within two standard deviations.
+
+    They form a grid or, in more than six dimensions, are random; the same in every run, from no
+    table.
+    """
+    if key_dim <= _MOST_GRID_DIMENSIONS:
+        axis = torch.linspace(-_REACH, _REACH, round(_GRID ** (1 / key_dim)))
+        return torch.cartesian_prod(*[axis] * key_dim).view(-1, key_dim)
+    generator = torch.Generator().manual_seed(0)
+    return (2 * torch.rand(_GRID, key_dim, generator=generator) - 1) * _REACH
+
+
+def distance_correlation(
+    keys: Tensor,
+    first: Tensor,
+    second: Tensor,
+) -> float | None:
+    """Return the correlation of keys' distances with the distances of their encodings.
+
+    It correlates ||x - y|| with ||first(x) - second(y)|| over all pairs of keys (x, y); None if
+    either is constant. ``first`` and ``second`` are the encodings of one party or of two.
+
+    References:
+        [FeT] section 5.1, Figure 4.
+    """
+    apart = torch.stack([torch.cdist(keys, keys), torch.cdist(first, second)]).flatten(1)
+    correlation = float(torch.corrcoef(apart)[0, 1])
+    return correlation if -2 < correlation < 2 else None
 
 
 def alike(keys: Tensor, encodings: Sequence[Tensor]) -> list[float]:

@@ -7,9 +7,8 @@ Prints a line a run: of each kind of attack what gains most over its trivial gue
 over all secondaries; ``--all`` prints each. Runs: ``plain`` (one secondary, encoders that are
 trained, no noise: split learning), ``averaged`` (all secondaries, trained, no noise), ``first-2``
 (the same of the first two), ``trained-8`` and so on (behind noise of that epsilon, ``dp-trained``),
-``frozen-none``, ``frozen-8`` and so on (class means, released once). A defence follows a plus:
-``averaged+iso-1``, ``+clip-0.1``, ``+marvell-4`` (two classes), ``+nopeek-2``,
-``+label-4`` (its epsilon). ``averaged+active``: the first secondary trains as [FZJ22] has it, so
+``frozen-none``, ``frozen-8`` and so on (class means, released once). ``averaged+label-4`` draws
+labels at that epsilon. ``averaged+active``: the first secondary trains as [FZJ22] has it, so
 that its own encoder tells more. ``shares``, ``shares-CELL`` (a grid cell's width) and ``bloom``:
 one epoch, linked by a coordinator. ``--defences`` runs those of research/leaks/README.md, and
 ``--attacks`` tries some alone. ``joint`` is the test figure. A run that is done is not run again.
@@ -55,27 +54,7 @@ RUNS = (
     *(f"frozen-{one}" for one in EPSILONS),
 )
 NAMES = ("digits", "mfeat6", "fate_breast")
-DEFENCES = {
-    "iso": "iso_gradients",
-    "clip": "clip_gradients",
-    "marvell": "marvell",
-    "nopeek": "distance_correlation",
-    "label": "label_epsilon",
-}
-"""Names in runs, and their settings in ``[training]``."""
-DEFENDED = (
-    "averaged",
-    "averaged+clip-0.1",
-    "averaged+iso-1",
-    "averaged+iso-4",
-    "averaged+marvell-4",
-    "averaged+marvell-16",
-    "averaged+label-4",
-    "averaged+label-2",
-    "averaged+label-1",
-    "averaged+nopeek-1",
-    "averaged+nopeek-10",
-)
+DEFENDED = ("averaged", "averaged+label-4", "averaged+label-2", "averaged+label-1")
 
 
 def halves(table: PartyTable) -> list[PartyTable]:
@@ -142,8 +121,7 @@ def source_of(name: str, run: str, tables: Tables, *, seed: int) -> dict[str, An
         "split": "random",
     }
     if defence and defence != "active":
-        what, _, strength = defence.partition("-")
-        source["training"][DEFENCES[what]] = float(strength)
+        source["training"]["label_epsilon"] = float(defence.removeprefix("label-"))
     source["privacy"] = {"mechanism": "none", "encoder": "trained"}
     if epsilon:
         source["privacy"] = {
@@ -341,8 +319,6 @@ def main() -> None:
     print("|", " | ".join("---" for _ in heads), "|")
     for name in options.sets or NAMES:
         for run in DEFENDED if options.defences else options.runs.split(","):
-            if "marvell" in run and SETS[name].make(0).task != "binary":
-                continue
             found = [
                 measured(
                     name,

@@ -6,10 +6,9 @@
 import gc
 import json
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -19,7 +18,6 @@ from securevfl.core.errors import ConfigError, ProtocolError, SecureVflError
 from securevfl.core.memory import keep_freed_memory, loading
 
 if TYPE_CHECKING:
-    from securevfl.config.federation import FederationConfig
     from securevfl.core.progress import ProgressEvent
     from securevfl.runtime.run_options import PartyJob
 
@@ -29,7 +27,7 @@ _PANEL: Final = "Run"
 
 
 def _training_command(name: str, help_text: str, *, simulated: bool) -> None:
-    """Add a command that trains or pretrains a federation, and prints its figures.
+    """Add a command that trains a federation, and prints its figures.
 
     Args:
         name: Of the command.
@@ -45,13 +43,6 @@ def _training_command(name: str, help_text: str, *, simulated: bool) -> None:
         device: given.Device = "cpu",
         data_root: given.FileDataRoot = None,
         record_views: given.RecordViews = None,
-        pretrain_only: Annotated[
-            bool,
-            typer.Option(
-                "--pretrain-only",
-                help="Pretrain encoders without labels, and stop; another run can start from them.",
-            ),
-        ] = False,
         as_json: given.AsJson = False,
     ) -> None:
         with loading():
@@ -63,12 +54,6 @@ def _training_command(name: str, help_text: str, *, simulated: bool) -> None:
         root = data_root or federation.parent
         reads = [federation, *(root / party.data for party in config.table_parties)]
         folder = run_folder_for(config, out, reads=reads, resume=resume)
-        if pretrain_only:
-            figures = _pretrain_encoders(
-                config, folder, root, resume=resume, device=device, simulated=simulated
-            )
-            results.print_pretraining(figures, folder, as_json=as_json)
-            return
         metrics = results.report_finished(config, folder) if resume else None
         if metrics is None:
             metrics = results.train_and_report(
@@ -93,43 +78,6 @@ _training_command(
 )
 
 
-def _pretrain_encoders(
-    config: "FederationConfig",
-    folder: Path,
-    root: Path,
-    *,
-    resume: bool,
-    device: str,
-    simulated: bool,
-) -> Mapping[str, Any]:
-    """Pretrain encoders alone; return the figures."""
-    with loading():
-        from securevfl.core import files
-        from securevfl.core.shown_progress import RunProgress
-        from securevfl.runtime.launching import pretrain_in_processes
-        from securevfl.runtime.run_options import RunOptions, device_named
-        from securevfl.runtime.run_tables import read_tables
-        from securevfl.runtime.simulation import simulate_federation
-        from securevfl.stages.pretraining.policy import nothing_to_pretrain, wants_pretraining
-
-    if not wants_pretraining(config):
-        raise nothing_to_pretrain()
-    with RunProgress(metric="") as progress:
-        options = RunOptions(
-            run_folder=folder,
-            data_root=root.resolve(),
-            device=device_named(device),
-            resume=resume,
-            observe=progress,
-        )
-        if not simulated:
-            return pretrain_in_processes(config, options)
-        keep_freed_memory()
-        files.require_writable_folder(folder)
-        tables = read_tables(config, root)
-        return simulate_federation(config, tables, options, ends_after="pretraining").metrics
-
-
 @app.command(rich_help_panel=_PANEL)
 def party(
     federation: given.FederationFile,
@@ -150,9 +98,6 @@ def party(
         ),
     ] = None,
     record_views: given.RecordViews = None,
-    pretrain: Annotated[
-        bool, typer.Option("--pretrain", help="For the primary: end when pretraining is done.")
-    ] = False,
     serve: Annotated[
         bool,
         typer.Option(
@@ -210,7 +155,6 @@ def party(
             resume=resume,
             listen=listen,
             record_mib=record_views,
-            ends_after="pretraining" if pretrain else None,
             serves=serve,
             serves_on=serve and not once,
             program=agreed,
@@ -268,13 +212,8 @@ def _run_to_the_end(job: "PartyJob", *, as_json: bool) -> None:
         results.print_results(figures, job.run_folder, as_json=as_json)
     elif isinstance(outcome, Predictions):
         report_to_launcher(OUTCOME_EVENT, **outcome.metadata())
-    elif outcome is not None:
-        report_to_launcher(OUTCOME_EVENT, **outcome)
-        results.print_pretraining(outcome, job.run_folder, as_json=as_json)
     else:
         print(f"securevfl: {job.name} is done; its log and ledger: {job.folder}", file=sys.stderr)
-        if not is_launched() and not job.serves:
-            results.write_pictures(job.folder)
 
 
 @app.command(rich_help_panel=_PANEL)

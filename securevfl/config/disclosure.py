@@ -11,7 +11,7 @@ from typing import Final
 
 from securevfl.config.federation import FederationConfig, link_spec
 from securevfl.config.sections import TrainingSettings
-from securevfl.config.stage_policy import ISO, NOT_COVERED, Channel, policies
+from securevfl.config.stage_policy import NOT_COVERED, Channel, policies
 from securevfl.core.errors import PrivacyError
 from securevfl.linkage.stage.linkage_parts import PROTECTIONS, reveals_of
 from securevfl.transport.message import Cover, TypedMessage
@@ -161,15 +161,6 @@ def _gradients(training: TrainingSettings) -> tuple[str, str]:
             f"covered by label_epsilon = {training.label_epsilon:g}, any one training row's label, "
             f"against all secondaries together"
         )
-    if training.iso_gradients:
-        return (
-            ", behind ISO noise, and the length of the longest in the batch",
-            f"{ISO} how badly the worst row is predicted",
-        )
-    if training.marvell:
-        return ", behind Marvell's noise", "heuristic: Marvell's noise promises nothing"
-    if training.clip_gradients is not None:
-        return ", clipped", "heuristic: a clip hides lengths, not directions, and promises nothing"
     return "", NOT_COVERED
 
 
@@ -341,8 +332,7 @@ def _encoders(config: FederationConfig) -> Iterator[Channel]:
 def covered_by_noise(config: FederationConfig) -> str:
     """Return what covers what leaves a secondary behind the noise of rounds."""
     if config.privacy.mechanism == "none":
-        nopeek = "; heuristic: encoders learn to correlate less with records, promising nothing"
-        return "not covered: no noise" + nopeek * bool(config.training.distance_correlation)
+        return "not covered: no noise"
     return f"covered by epsilon, unit {config.privacy.unit}"
 
 

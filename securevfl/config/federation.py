@@ -302,8 +302,7 @@ def tells_rows(config: FederationConfig) -> bool:
 
     Cross-party pretraining needs that, and so does ``training.rows = "aligned"``.
     """
-    pretrains = "cross" in config.family.pretraining and config.pretraining.checkpoint is None
-    return pretrains or config.training.rows == "aligned"
+    return "cross" in config.family.pretraining or config.training.rows == "aligned"
 
 
 def links_equal_ids(config: FederationConfig) -> bool:

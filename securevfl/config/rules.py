@@ -153,27 +153,14 @@ def require_helpers(config: FederationConfig) -> None:
 
 
 def _require_defensible(config: FederationConfig) -> None:
-    """Refuse defences of gradients where none are sent, or where they are none."""
+    """Refuse an epsilon of labels where no gradients are sent, or where it would not hold."""
     training, task = config.training, config.federation.task
-    heuristics = ("iso_gradients", "clip_gradients", "marvell", "distance_correlation")
-    asked = [name for name in (*heuristics, "label_epsilon") if getattr(training, name)]
-    for name in asked:
-        if not config.regime.learns:
-            raise ConfigError(
-                f"training.{name}: frozen encoders are sent no gradients; leave it out"
-            )
-    if "marvell" in asked and task != "binary":
-        raise ConfigError(
-            f"training.marvell: is noise for two classes, and the task is {task}; leave it out, or "
-            f"write iso_gradients"
-        )
-    if "distance_correlation" in asked and config.regime.caps_records:
-        raise ConfigError(
-            "training.distance_correlation: is of all rows of a batch, and dp-trained encoders "
-            "learn from each alone; leave it out"
-        )
-    if "label_epsilon" not in asked:
+    if training.label_epsilon is None:
         return
+    if not config.regime.learns:
+        raise ConfigError(
+            "training.label_epsilon: frozen encoders are sent no gradients; leave it out"
+        )
     if task == "regression":
         raise ConfigError(
             "training.label_epsilon: is of classes, and the task is regression; leave it out"
@@ -183,7 +170,7 @@ def _require_defensible(config: FederationConfig) -> None:
             "training.label_epsilon: a base is fitted to labels as they are, and helps to choose "
             'the best epoch, which secondaries see; write [base] estimator = "none"'
         )
-    if (training.label_epsilon or 0.0) < SMALLEST_EPSILON:
+    if training.label_epsilon < SMALLEST_EPSILON:
         raise ConfigError(
             f"training.label_epsilon: must be at least {SMALLEST_EPSILON:g}, got "
             f"{training.label_epsilon!r}; below it nothing is left of labels"

@@ -146,21 +146,6 @@ class TrainingSettings:
     best on each epoch's validation rows, by F1 (``f1``) or by true minus false positives' rate
     (``youden``). ``auto``: ``f1`` if less than a fifth of them are positive, else ``half``."""
 
-    iso_gradients: checks.NonNegative = 0.0
-    """lambda of the ISO noise on gradients to secondaries ([FedHSSL]), scaled by the
-    longest in the batch. A heuristic."""
-
-    clip_gradients: checks.Positive | None = None
-    """Longest gradient of a row's loss that leaves. A heuristic."""
-
-    marvell: checks.NonNegative = 0.0
-    """Marvell's noise on gradients, for two classes: its mean square length over the squared
-    distance of the classes' mean gradients. A heuristic."""
-
-    distance_correlation: checks.NonNegative = 0.0
-    """Weight of NoPeek's loss: how distances of records and of what leaves correlate. A
-    heuristic."""
-
     label_epsilon: checks.Positive | None = None
     """Epsilon of a training row's class against all secondaries: networks train on classes drawn
     once by randomised response, without a base."""

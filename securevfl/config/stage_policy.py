@@ -11,7 +11,6 @@ from securevfl.dp.labels import LabelRelease
 from securevfl.transport.message import Cover
 
 NOT_COVERED: Final = "not covered"
-ISO: Final = "heuristic: ISO noise promises nothing, and its size shows"
 
 
 @dataclass(frozen=True, slots=True)

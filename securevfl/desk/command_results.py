@@ -71,27 +71,6 @@ def _print_metrics(console: Console, metrics: Mapping[str, Any]) -> None:
             console.print(run_folder.noise_in_words(metrics), highlight=False)
 
 
-def print_pretraining(figures: Mapping[str, Any], folder: Path, *, as_json: bool) -> None:
-    """Print the losses and spreads of a pretraining on stdout."""
-    if as_json:
-        print(json.dumps({key: value for key, value in figures.items() if key != "history"}))
-        return
-    console = Console()
-    title = f"{figures['method']}: {figures['iterations']} iterations of {figures['algorithm']}"
-    headings = ("encoder", "loss", "spread (1: even, 0: collapsed)")
-    table = Table(*headings, title=title, title_justify="left")
-    for name in ("cross", "local"):
-        if f"{name}_loss" in figures:
-            loss, spread = figures[f"{name}_loss"], figures[f"{name}_spread"]
-            table.add_row(name, format_figure(loss), f"{spread:.3f}")
-    console.print(table)
-    _print_alignment(console, figures)
-    if figures.get("bytes"):
-        _print_parties(console, figures)
-    console.print(f"encoders: {folder / 'parties' / 'NAME' / 'encoders.pt'}", soft_wrap=True)
-    console.print(f'train with [pretraining] checkpoint = "{folder}"', soft_wrap=True, markup=False)
-
-
 def _print_alignment(console: Console, figures: Mapping[str, Any]) -> None:
     if "alignment" in figures:
         alignment = figures["alignment"]
@@ -205,17 +184,6 @@ def write_page(folder: Path, config: FederationConfig | None = None) -> None:
         print(wrap_text(f"securevfl: warning: no report: {lacks}"), file=sys.stderr)
     else:
         write_report(folder, config)
-
-
-def write_pictures(party: Path) -> None:
-    """Draw a secondary's learned model for this party, if there is an explanation."""
-    from securevfl.runtime.run_folder import EXPLANATION
-
-    if (party / EXPLANATION).exists():
-        from securevfl.desk.report.page import write_pictures
-
-        path = write_pictures(party)
-        print(f"securevfl: what its model learned, for you alone: {path}", file=sys.stderr)
 
 
 def write_own_page(party: Path) -> None:

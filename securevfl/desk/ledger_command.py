@@ -21,7 +21,7 @@ from securevfl.desk.printing import wrap_text
 if TYPE_CHECKING:
     from securevfl.desk.report.verify import Finding
     from securevfl.ledger.book import LabelsSpent
-    from securevfl.ledger.ledger_file import Book, LedgerSummary, UnitSpent
+    from securevfl.ledger.ledger_file import LedgerSummary, UnitSpent
 
 app = typer.Typer(
     no_args_is_help=True, help="Show, limit and verify what all runs on a table have spent."
@@ -34,20 +34,14 @@ _WORDS: Final = {True: "good", False: "BAD", None: "-"}
 TableFile = Annotated[
     Path, typer.Argument(metavar="TABLE", help="A party's table; its ledger lies next to it.")
 ]
-OfPretraining = Annotated[
-    bool,
-    typer.Option(
-        "--pretraining", help="The ledger of what pretraining sends of the primary's own rows."
-    ),
-]
 
 
 @app.command()
-def show(table: TableFile, pretraining: OfPretraining = False, as_json: AsJson = False) -> None:
+def show(table: TableFile, as_json: AsJson = False) -> None:
     """Show a table's runs, what each spent, the total for each unit, and the owner's limit."""
     from securevfl.ledger.ledger_file import LedgerFile, ledger_of_table, summary_of
 
-    path = ledger_of_table(table, book=_book(pretraining))
+    path = ledger_of_table(table)
     if not path.exists():
         LedgerFile(path).close()  # refuses where a run has noted that there was one
     summary = summary_of(path) if path.exists() else None
@@ -86,7 +80,6 @@ def limit(
             "until it is said, a limit refuses them."
         ),
     ] = None,
-    pretraining: OfPretraining = False,
     as_json: AsJson = False,
 ) -> None:
     """Limit what all runs on a table may spend together, and whether programs may read it.
@@ -100,7 +93,7 @@ def limit(
     if epsilon is None and programs is None:
         raise ConfigError("ledger limit: give --epsilon, --programs, or both")
     wanted = None if epsilon is None else Limit(unit=unit, epsilon=epsilon, delta=delta)
-    path = ledger_of_table(table, book=_book(pretraining))
+    path = ledger_of_table(table)
     if programs is not None:
         allow_programs(path, allowed=programs == "allow")
     spent = None if wanted is None else set_limit(path, wanted)
@@ -123,9 +116,7 @@ def _print_limit(table: Path, spent: "UnitSpent") -> None:
 
 
 @app.command("restored")
-def mark_restored(
-    table: TableFile, pretraining: OfPretraining = False, as_json: AsJson = False
-) -> None:
+def mark_restored(table: TableFile, as_json: AsJson = False) -> None:
     """Book what a ledger may lack that was restored from a copy.
 
     All that may have been released since the copy was made counts in full: of each run that it
@@ -138,7 +129,7 @@ def mark_restored(
     """
     from securevfl.ledger.ledger_file import book_restored, ledger_of_table
 
-    booked = book_restored(ledger_of_table(table, book=_book(pretraining)))
+    booked = book_restored(ledger_of_table(table))
     if as_json:
         print(json.dumps({"table": str(table), "booked": [asdict(run) for run in booked]}))
         return
@@ -211,10 +202,6 @@ def _print_findings(findings: "list[Finding]") -> None:
         print(f"verdict: BAD ({', '.join(bad)}): what was spent cannot be relied on")
     else:
         print("verdict: good; for what this cannot show: securevfl ledger verify --help")
-
-
-def _book(pretraining: bool) -> "Book":
-    return "pretraining-ledger" if pretraining else "ledger"
 
 
 def _print_summary(table: Path, summary: "LedgerSummary") -> None:

@@ -208,7 +208,6 @@ def build_secondary(
         gradient_noise=gradient_noise,
         kept=kept,
         row_by_row=at_work.row_by_row,
-        decorrelates=config.training.distance_correlation,
         precision=config.training.precision if plan.regime.learns else "float32",
     )
 

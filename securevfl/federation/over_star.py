@@ -225,8 +225,8 @@ def serve(
     ranks: tuple[int, ...],
     deadline_s: float,
     follow_s: float | None = None,
-) -> TypedMessage:
-    """Handle the primary's messages until one ends the stage, and return that one.
+) -> None:
+    """Handle the primary's messages until one ends the stage.
 
     Args:
         handlers: What this party does with each message type.
@@ -265,4 +265,4 @@ def serve(
                 f"it may announce {ROUNDS_AHEAD} rounds ahead"
             )
         if table.handle(read, ReplyOverStar(transport, sum_to, active)):
-            return read
+            return

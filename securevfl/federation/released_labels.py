@@ -1,25 +1,83 @@
 """Labels released to secondaries: charged before they are sent, and drawn once a run."""
 
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 import numpy as np
 import torch
-from jaxtyping import Int64, Shaped
+from jaxtyping import Float, Int64, Shaped
+from torch import Tensor
+from torch.nn import functional
 
 from securevfl.config.federation import FederationConfig
 from securevfl.config.stage_policy import policies
+from securevfl.core.devices import to_device
 from securevfl.core.errors import PrivacyError
 from securevfl.dp.labels import LabelRelease, digest_of_labels, keep_probability, randomised_labels
 from securevfl.federation.checkpoint import StateFolder
-from securevfl.federation.rounds.label_defences import DrawnLabels
 from securevfl.federation.rounds.primary import PrimaryData
 from securevfl.federation.run_plan import RunPlan
 from securevfl.ledger.book import LABELS
 from securevfl.ledger.ledger import Ledger
 
 _FILE: Final = "labels.pt"
+
+
+@dataclass(frozen=True, eq=False)
+class DrawnLabels:
+    """Labels of training rows by randomised response, and the loss that takes them as such."""
+
+    targets: Shaped[Tensor, " rows"]
+    """Labels of all the primary's rows, as drawn on training rows; no other row is trained on."""
+    keep: float
+    """With which probability a label was kept."""
+
+    @classmethod
+    def of(
+        cls,
+        drawn: Int64[np.ndarray, " train"],
+        rows: Int64[np.ndarray, " train"],
+        targets: Shaped[Tensor, " rows"],
+        *,
+        keep: float,
+    ) -> "DrawnLabels":
+        """Return drawn labels as the primary trains on them.
+
+        Args:
+            drawn: Classes, by :func:`securevfl.dp.labels.randomised_labels`.
+            rows: Whose they are.
+            targets: Of all rows, as they are.
+            keep: With which probability a label was kept.
+        """
+        trained_on = targets.clone()
+        trained_on[torch.from_numpy(rows).to(trained_on.device)] = torch.from_numpy(drawn).to(
+            trained_on
+        )
+        return cls(trained_on, keep)
+
+    def targets_of(self, rows: Int64[np.ndarray, " batch"]) -> Shaped[Tensor, " batch"]:
+        """Return the labels of training rows as they were drawn."""
+        return self.targets[to_device(rows, self.targets.device)]
+
+    def loss(
+        self, outputs: Float[Tensor, "rows outputs"], drawn: Shaped[Tensor, " rows"]
+    ) -> Float[Tensor, ""]:
+        """Return the mean cross-entropy of drawn labels, where outputs are of labels as they are.
+
+        The model's probabilities are carried through the draw: a drawn label has probability
+        ``q + (p - q) f_y`` where the label as it is has ``f_y``.
+
+        References:
+            [PRMNQ17] Patrini et al., Making Deep Neural Networks Robust to Label Noise, CVPR 2017,
+            Theorem 2 ("forward" correction), with the matrix of randomised response.
+        """
+        if outputs.shape[1] == 1:
+            right = torch.where(drawn > 0, outputs[:, 0], -outputs[:, 0]).sigmoid()
+        else:
+            right = functional.softmax(outputs, dim=1).gather(1, drawn[:, None])[:, 0]
+        other = (1 - self.keep) / max(1, outputs.shape[1] - 1)
+        return -(other + (self.keep - other) * right).log().mean()
 
 
 def label_release(config: FederationConfig) -> LabelRelease | None:

@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
@@ -155,41 +155,22 @@ class SavedModel(Described):
         files.write_bytes(folder / _WEIGHTS, weights)
         description: dict[str, Any] = {
             "format": FORMAT,
-            "version": self.version,
-            "party": self.party,
-            "role": self.role,
-            "federation": self.federation,
-            "digest": self.digest,
-            "run": self.run,
-            "family": self.family,
-            "settings": dict(self.settings),
-            "features": list(self.features),
-            "schema": self.schema,
+            **_description_of(self, Described),
             "feature_scaler": self.feature_scaler.as_json(),
-            "key_scale": None if self.key_scale is None else asdict(self.key_scale),
-            "similarity_scale": None
-            if self.similarity_scale is None
-            else asdict(self.similarity_scale),
-            "noise_share_std": self.noise_share_std,
-            "ledger_head": self.ledger_head,
             "weights": hashlib.sha256(weights).hexdigest(),
         }
         part = self.primary
         if part is not None:
+            plain = _description_of(part, _PlainPart)
             description["primary"] = {
-                "head": asdict(part.head),
-                "classes": None if part.classes is None else list(part.classes),
+                **plain,
+                "lambda": plain.pop("scale"),
                 "label_scaler": None if part.label_scaler is None else part.label_scaler.as_json(),
-                "threshold": part.threshold,
-                "metrics": dict(part.metrics),
-                "rows": part.rows,
                 "keys": None,
                 "base": _write_model(folder, "base", part.base),
                 "alone": None
                 if part.alone is part.base
                 else _write_model(folder, "alone", part.alone),
-                "lambda": part.scale,
-                "used": part.used,
             }
             if part.keys is not None:
                 keys = _as_json(part.keys)
@@ -264,6 +245,15 @@ class _PlainPart:
     rows: int
     scale: float
     used: Used
+
+
+def _description_of(model: Any, kind: type[Any]) -> dict[str, Any]:
+    """Return those fields of a model that ``kind`` has, as JSON takes them."""
+    values = {name: getattr(model, name) for name in kind.__annotations__}
+    return {
+        name: asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+        for name, value in values.items()
+    }
 
 
 def _bytes_of(path: Path, digest: object) -> bytes:

@@ -60,20 +60,6 @@ class StageAtPrimary:
     def end(self) -> None:
         """Let helpers go, once nothing more is asked for."""
 
-    def conclude(
-        self, traffic: Mapping[str, Mapping[str, int]], alignment: Mapping[str, Any] | None
-    ) -> dict[str, Any]:
-        """Return the figures of a run that ends when this stage is prepared.
-
-        Args:
-            traffic: Bytes that each party sent and received.
-            alignment: How many rows are linked where; None where nobody asked.
-
-        Raises:
-            ConfigError: If the stage does nothing in a run of this federation file.
-        """
-        raise NotImplementedError("no run ends with this stage")
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SecondaryContext:

@@ -22,7 +22,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 from jaxtyping import Bool, Int64
@@ -112,14 +112,10 @@ def note_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.head")
 
 
-Book = Literal["ledger", "pretraining-ledger"]
-"""``ledger`` records releases of secondaries' records; ``pretraining-ledger`` releases of the
-primary's rows in pretraining."""
-
 _HASH_DIGITS: Final = 16
 
 
-def ledger_of_table(table: Path, *, book: Book = "ledger") -> Path:
+def ledger_of_table(table: Path) -> Path:
     """Return the path of a table's ledger, which may not exist yet.
 
     It is next to the table, ``bank.csv.ledger.jsonl``, or, if the table's folder cannot be written,
@@ -129,7 +125,6 @@ def ledger_of_table(table: Path, *, book: Book = "ledger") -> Path:
 
     Args:
         table: The party's table; a relative path starts at the working directory.
-        book: Kind of ledger.
 
     Raises:
         ConfigError: If there are ledgers in both places, or no such table.
@@ -139,9 +134,9 @@ def ledger_of_table(table: Path, *, book: Book = "ledger") -> Path:
     except (OSError, RuntimeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "its links run in a circle"
         raise ConfigError(f"table {table}: has no ledger ({reason})") from None
-    beside = table.with_name(f"{table.name}.{book}.jsonl")
+    beside = table.with_name(f"{table.name}.ledger.jsonl")
     name = hashlib.sha256(str(table).encode()).hexdigest()[:_HASH_DIGITS]
-    away = _state_folder() / "ledgers" / f"{table.stem}-{name}.{book}.jsonl"
+    away = _state_folder() / "ledgers" / f"{table.stem}-{name}.ledger.jsonl"
     if beside.exists() and away.exists():
         raise ConfigError(
             f"table {table}: has two ledgers, {beside} and {away}, and what was spent is in both; "

@@ -86,59 +86,16 @@ class PretrainingSettings:
     views: Literal["together", "apart"] = "together"
     """Both views in one pass (``together``), or in two with separate batch statistics."""
 
-    augment_aligned: bool = False
-    """Aligned rows are augmented too; not in the paper."""
-
-    sends: Literal["online", "target"] = "online"
-    """Byol and moco exchange projections of the online encoder, or of its moving average."""
-
-    start: Literal["separate", "shared"] = "separate"
-    """Tops, projectors and predictors start apart at each party, or equal."""
-
-    weights: Literal["parties", "records"] = "parties"
-    """Weights of parties in the average of local tops: equal, or by their numbers of records."""
-
     exchange: Literal["average", "plain"] = "average"
     """The primary receives the average of secondaries' projections, or each. SimSiam and BYOL learn
     the same."""
 
-    primary_sends: Literal["plain", "gaussian"] = "plain"
-    """The primary's projections go out with ``iso_projections`` alone, or with Gaussian noise that
-    its ledger counts."""
-
-    iso_projections: checks.NonNegative = 0.0
-    """lambda of the ISO noise on the primary's projections ([FedHSSL] Equation 7). A
-    heuristic."""
-
-    iso_weights: checks.NonNegative = 0.0
-    """lambda of the ISO noise on the primary's weights before averaging. Above 1 means grow with
-    every iteration. A heuristic."""
-
-    epsilon: checks.Positive | None = None
-    """With ``gaussian``: epsilon of all of pretraining for the primary's rows."""
-
-    delta: checks.OpenUnit = 1e-5
-    """With ``gaussian``: failure probability of that guarantee."""
-
-    checkpoint: str | None = None
-    """Run folder of an earlier pretraining, whose encoders are used: a path below each party's own
-    ``--data-root``."""
-
     def __post_init__(self) -> None:
         checks.require_limits(self)
-        if self.checkpoint is not None:
-            checks.below_root(checkpoint=self.checkpoint)
         # Even batches of at most 3 have 2 rows or more; one row has no batch statistics.
         checks.at_least(3 if self.views == "apart" else 2, batch_size=self.batch_size)
         if self.projector is not None:
             checks.within(1, checks.MOST_LAYERS, layers_of_projector=len(self.projector))
-        if (self.primary_sends == "gaussian") != (self.epsilon is not None):
-            raise ConfigError('epsilon: goes with primary_sends = "gaussian", and only with it')
-        if self.primary_sends == "gaussian" and self.iso_projections:
-            raise ConfigError(
-                'iso_projections: primary_sends = "gaussian" has noise that is accounted for; '
-                "leave one of them out"
-            )
 
     @property
     def target_momentum(self) -> float:
@@ -327,31 +284,6 @@ class Top(Protocol):
             aggregate: The rows' aggregate from SplitAvg.
             similarities: Similarity of each of their links at every active secondary; NaN for an
                 empty slot. None if the family does not need them.
-        """
-        ...
-
-
-@runtime_checkable
-class Explained(Protocol):
-    """A top model that explains its outputs for a batch."""
-
-    def explain(
-        self, features: RowFeatures, keys: RowKeys, aggregate: Aggregate, similarities: Similarities
-    ) -> dict[str, Any]:
-        """Return lists of numbers by name, for the report's plots; arguments as in :class:`Top`."""
-        ...
-
-
-@runtime_checkable
-class ExplainedBottom(Protocol):
-    """A bottom model that explains its treatment of links, to its own party."""
-
-    def explain(
-        self, features: RecordFeatures, keys: RecordKeys, present: Present
-    ) -> dict[str, Any]:
-        """Return lists of numbers by name; arguments as in :class:`Bottom`.
-
-        The lists are not protected, and stay in the party's folder.
         """
         ...
 

@@ -6,7 +6,7 @@ B = rows of a batch, K = links, P = outputs of a pair, C = channels, O = outputs
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -354,38 +354,17 @@ class FedSimTop(nn.Module):
         self, features: RowFeatures, keys: RowKeys, aggregate: Aggregate, similarities: Similarities
     ) -> Float[Tensor, "batch outputs"]:
         """Return the outputs of a batch."""
-        out: Tensor = self.merge(self.sorted_pairs(features, keys, aggregate, similarities))
-        return out
-
-    def sorted_pairs(
-        self, features: RowFeatures, keys: RowKeys, aggregate: Aggregate, similarities: Similarities
-    ) -> Float[Tensor, "batch links pair_outputs"]:
-        """Return the merge gate's input: every pair's outputs, weighted and sorted."""
         assert similarities is not None, "the family asks for similarities"
         similarity, present = mean_similarities(similarities)
         weights = self._weights(similarity)
         if not known_full(present):
             weights = weights * present.unsqueeze(-1)
         pairs = self.pairs(features, keys, aggregate) * weights
-        out: Tensor = self.sort(
+        in_order = self.sort(
             pairs, similarities=similarity, weights=weights.mean(dim=2), present=present
         )
+        out: Tensor = self.merge(in_order)
         return out
-
-    def explain(
-        self, features: RowFeatures, keys: RowKeys, aggregate: Aggregate, similarities: Similarities
-    ) -> dict[str, Any]:
-        """Return the similarity model's curve and the merge gate's importance, for a report."""
-        self.eval()
-        with torch.no_grad():
-            pairs = self.sorted_pairs(features, keys, aggregate, similarities)
-        shown: dict[str, Any] = {"merge_importance": merge_importance(self.merge, pairs).tolist()}
-        if self.similarity_model is not None and similarities is not None:
-            there = similarities[~similarities.isnan()]
-            low, high = (float(end) for end in torch.aminmax(there)) if there.numel() else (-1, 1)
-            curve = similarity_curve(self.similarity_model, low=low, high=high)
-            shown["similarity"], shown["weight"] = (values.tolist() for values in curve)
-        return shown
 
     def _weights(
         self, similarity: Float[Tensor, "batch links"]
@@ -396,51 +375,6 @@ class FedSimTop(nn.Module):
         if self.weight == "none":
             similarity = torch.ones_like(similarity)
         return similarity.unsqueeze(-1)
-
-
-_STEPS: Final = 32
-
-
-def similarity_curve(
-    gate: nn.Module, *, low: float, high: float, points: int = 61
-) -> tuple[Float[Tensor, " points"], Float[Tensor, " points"]]:
-    """Return similarities from ``low`` to ``high`` (in units of sigma_0) and their weights.
-
-    With a weight for each output of a pair, their mean is returned.
-
-    References:
-        [FedSim] appendix F.5, the similarity model's plot.
-    """
-    device = next(gate.parameters()).device
-    similarities = torch.linspace(low, high, points, device=device)
-    with torch.no_grad():
-        return similarities, gate(similarities).mean(dim=-1)
-
-
-def merge_importance(
-    merge: nn.Module, pairs: Float[Tensor, "rows links pair_outputs"]
-) -> Float[Tensor, "links pair_outputs"]:
-    """Return the importance of each place and output of the sorted pairs for the merge gate.
-
-    These are integrated gradients by the midpoint rule, from zeros (the values of absent links) to
-    the given pairs: their mean absolute value over rows. With several classes, each row's predicted
-    class counts.
-
-    References:
-        [IG] Sundararajan et al. 2017 (arXiv:1703.01365), equations (1) and (3); [FedSim] appendix
-        F.5.
-    """
-    merge.eval()
-    pairs = pairs.detach()
-    with torch.no_grad():
-        chosen = merge(pairs).argmax(dim=1, keepdim=True)
-    total = torch.zeros_like(pairs)
-    with torch.enable_grad():
-        for step in range(_STEPS):
-            part = (pairs * ((step + 0.5) / _STEPS)).requires_grad_()
-            output = merge(part).gather(1, chosen).sum()
-            total += torch.autograd.grad(output, part)[0]
-    return (pairs * total / _STEPS).abs().mean(dim=0)
 
 
 class FedSimFamily(PairFamily[FedSimConfig]):

@@ -236,10 +236,3 @@ def known_full(mask: Bool[Tensor, "*shape"]) -> bool:
     """
     tracing: bool = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
     return not tracing and mask.device.type == "cpu" and bool(mask.all())
-
-
-def finite(values: Float[Tensor, "*shape"]) -> list[Any]:
-    """Return values as nested lists for JSON: rounded to six decimals, 0 where not finite."""
-    exact = values.detach().cpu().double().nan_to_num(0.0, 0.0, 0.0)
-    rounded: list[Any] = exact.round(decimals=6).tolist()
-    return rounded

@@ -108,7 +108,7 @@ _PROGRAM: Final = (sys.executable, "-m", "securevfl.cli.main")
 _FORK_SERVER: Final = "securevfl.cli.fork_server_program"
 
 OUTCOME_EVENT: Final = "outcome"
-"""Last event of a launched primary: the run's figures, or those of pretraining."""
+"""Last event of a launched primary: the run's figures, or those of its predictions."""
 
 
 def train_in_processes(
@@ -139,7 +139,7 @@ def train_in_processes(
     in_memory: dict[str, dict[str, Any]] = _tables_by_party(tables)
     own = {"base": options.base, "top": options.top, "with_alone": with_alone}
     in_memory.setdefault(config.primary.name, {}).update(own)
-    content, exits = _run_parties(config, options, more=[], in_memory=in_memory)
+    content, exits = _run_parties(config, options, in_memory=in_memory)
     try:
         figures = RunFigures.from_json(content)
     except (TypeError, KeyError):
@@ -148,25 +148,6 @@ def train_in_processes(
     figures = replace(figures, peak_memory_bytes=memory)
     write_figures(options.run_folder, figures)
     return figures
-
-
-def pretrain_in_processes(
-    config: FederationConfig,
-    options: RunOptions,
-) -> dict[str, Any]:
-    """Pretrain every party's encoders in its own process; see :func:`train_in_processes`.
-
-    Returns:
-        What ``pretraining.json`` holds, without its history.
-
-    Raises:
-        SecureVflError: The kind that fits where the failure began, naming the party.
-
-    Reveals:
-        Between the processes: what a real pretraining reveals. This machine holds all of it.
-    """
-    content, _ = _run_parties(config, options, more=["--pretrain"])
-    return dict(content)
 
 
 def predict_in_processes(
@@ -198,7 +179,6 @@ def predict_in_processes(
     content, _ = _run_parties(
         config,
         options,
-        more=[],
         of_all=["--serve", "--once"],
         without=[*prediction.without, *idle_helpers(config)],
         in_memory=in_memory,
@@ -229,7 +209,7 @@ def processes_with_program(
     named = ["--program", str(program.path), "--function", program.function]
     without = [party.name for party in config.parties if party.role == "coordinator"]
     in_memory = {name: {"frame": frame} for name, frame in frames.items()}
-    _run_parties(config, options, more=[], of_all=named, without=without, in_memory=in_memory)
+    _run_parties(config, options, of_all=named, without=without, in_memory=in_memory)
 
 
 def _tables_by_party(tables: Mapping[str, PartyTable]) -> dict[str, dict[str, Any]]:
@@ -249,7 +229,6 @@ class _PartiesHere:
         options: RunOptions,
         *,
         of_all: Sequence[str],
-        of_primary: Sequence[str] = (),
         without: Collection[str] = (),
         in_memory: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
     ) -> list[PartyCommand]:
@@ -258,7 +237,6 @@ class _PartiesHere:
         Args:
             options: Where and how.
             of_all: Arguments of all parties, which serve a kept model or run a program; else none.
-            of_primary: More arguments of the primary.
             without: Parties that are not started.
             in_memory: Fields of :class:`PartyJob` that parties have from no file, by party name.
 
@@ -284,7 +262,6 @@ class _PartiesHere:
                     *("--device", str(options.device), "--handed", _HANDED),
                     *record,
                     *of_all,
-                    *(of_primary if name == self.config.primary.name else []),
                 ],
                 log_path=options.run_folder / "parties" / name / log_name,
                 environment={
@@ -342,7 +319,6 @@ def _run_parties(
     config: FederationConfig,
     options: RunOptions,
     *,
-    more: Sequence[str],
     of_all: Sequence[str] = (),
     without: Sequence[str] = (),
     in_memory: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
@@ -363,9 +339,7 @@ def _run_parties(
             options.observe(event)
 
     with parties_here(config) as here:
-        commands = here.commands(
-            options, of_all=of_all, of_primary=more, without=without, in_memory=in_memory
-        )
+        commands = here.commands(options, of_all=of_all, without=without, in_memory=in_memory)
         files.require_writable_folder(run_folder)
         if options.resume:
             commands = [going_on(command, run_folder) for command in commands]
@@ -406,11 +380,11 @@ def pin_identities(
     return parse_federation(source, file="federation.toml of this run", only_linkage=not trains)
 
 
-Outcome = RunFigures | Predictions | dict[str, Any] | None
+Outcome = RunFigures | Predictions | None
 
 
 def run_party(job: PartyJob, *, identity: Identity | None = None) -> Outcome:
-    """Run one party to the end; the primary returns the run's figures, or those of pretraining.
+    """Run one party to the end; the primary returns the run's figures.
 
     Where it serves a kept model, the primary returns the predictions that it was asked for. Where
     the federation file says so, a session that is lost is followed by the next one.

@@ -202,8 +202,8 @@ def primary_session(
         yield PrimarySession(party, transport)
 
 
-def run_primary(party: PartySession) -> RunFigures | dict[str, Any]:
-    """Run the primary to the end and return figures: of the run, or of the stage that it ends with.
+def run_primary(party: PartySession) -> RunFigures:
+    """Run the primary to the end and return the run's figures.
 
     Raises:
         SecureVflError: Any failure, here or at another party.
@@ -233,14 +233,11 @@ def run_primary(party: PartySession) -> RunFigures | dict[str, Any]:
         run = _begin(session, plan, table, split, linked, recorder)
         run.linked_rows = linked_rows
         run.prepare()
-        if job.ends_after is None:
-            run.train()
-            run.keep()
+        run.train()
+        run.keep()
         run.end_stages()
         staying = [p.name for p in config.callers if config.stays(p)]
         session.end([*secondaries, *staying])
-    if job.ends_after is not None:
-        return run.conclude(job.ends_after, session.traffic())
     return measure_run(
         run,
         job.run_folder,

@@ -6,7 +6,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from securevfl.config.federation import key_spec, link_spec
 from securevfl.core import progress
-from securevfl.core.errors import BudgetExceededError, ConfigError
+from securevfl.core.errors import BudgetExceededError
 from securevfl.core.formatting import finite_or_none
 from securevfl.core.progress import Stage, unheard
 from securevfl.data.tables import PartyTable, RowSplit, consecutive_batches
@@ -49,7 +48,6 @@ from securevfl.linkage.stage.linkage_parts import protection_of
 from securevfl.linkage.stage.party_keys import keys_of
 from securevfl.models.alone.gain import AloneMeasured, Placebo, measure_alone
 from securevfl.models.family import share_of_base
-from securevfl.models.fet.positions import PositionsTaken
 from securevfl.models.tasks import Evaluation, Metrics, evaluate
 from securevfl.runtime import run_folder
 from securevfl.runtime.predictions import FILE as PREDICTIONS
@@ -178,16 +176,6 @@ class PrimaryRun:
         """Return the figures of each stage that has some, by its name."""
         figures = {name: part.figures for name, part in self._stages.items()}
         return {name: content for name, content in figures.items() if content is not None}
-
-    def conclude(self, stage: str, traffic: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
-        """Return the figures of a run that ends when a stage is prepared.
-
-        Raises:
-            ConfigError: If runs of this federation file have nothing of that stage.
-        """
-        if stage not in self._stages:
-            raise ConfigError(f"{stage}: runs of this federation file have no such stage")
-        return self._stages[stage].conclude(traffic, self.alignment)
 
     def _spending(self) -> dict[str, Any]:
         """Return the bytes and the epsilon so far, for an event and an epoch's line."""
@@ -464,12 +452,10 @@ def measure_run(
     mode: str,
     traffic: Mapping[str, Mapping[str, int]],
     with_alone: bool = True,
-    positions: Mapping[str, PositionsTaken] = MappingProxyType({}),
 ) -> run_folder.RunFigures:
     """Measure the primary alone if asked for; return the run's figures.
 
-    The run folder gets ``history.csv`` and, where the top model can tell, ``explanation.json``;
-    the figures are written when all of them are known.
+    The run folder gets ``history.csv``; the figures are written when all of them are known.
 
     Args:
         run: Trained and tested.
@@ -477,8 +463,6 @@ def measure_run(
         mode: ``simulated`` or ``federated``.
         traffic: Bytes that each party sent and received.
         with_alone: Whether to measure.
-        positions: Secondaries' positional encodings around the first average, by name, where a
-            simulation shows them.
 
     Reveals:
         Nothing: the primary works alone here.
@@ -492,7 +476,6 @@ def measure_run(
     choice = run.choice
     validation = primary.best_validation if choice is None else choice.validation
     run_folder.write_history(folder, primary.history)
-    run_folder.write_explanation(folder, primary.explanation(positions), for_others=True)
     return run_folder.RunFigures(
         federation=config.federation.name,
         task=config.federation.task,

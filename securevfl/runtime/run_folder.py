@@ -442,7 +442,7 @@ _AS_PUBLISHED_NOTE = (
 
 _WRITTEN: Final = (
     *("federation.toml", "metrics.json", "history.csv", "predictions.csv", "report.html"),
-    *("links.json", "explanation.json", "identities.json", "similarities.svg"),
+    *("links.json", "identities.json", "similarities.svg"),
 )
 """Names of a run's files."""
 
@@ -457,10 +457,6 @@ _FINISHED: Final = (
 
 _COUNTS = ("epoch", "bytes")
 HISTORY_FIELDS = ("epoch", "loss", "train", "validation", "seconds", "epsilon", "bytes")
-
-EXPLANATION: Final = "explanation.json"
-"""File of what models make of links, for pictures: the primary's in the run folder, for others to
-read; a secondary's in its own, for itself."""
 
 OWN_FACTS: Final = "party.json"
 """File of a secondary's facts about its own part in a run, in its own folder, for its own page."""
@@ -612,20 +608,6 @@ def federation_of_run(run_folder: Path, federation: Path | None) -> FederationCo
             f"run folder {run_folder}: has no federation.toml; is it the folder of a finished run?"
         )
     return read_federation(path)
-
-
-def write_explanation(
-    folder: Path, explanation: Mapping[str, Any], *, for_others: bool = False
-) -> None:
-    """Write ``explanation.json`` if there is anything to explain.
-
-    Args:
-        folder: The run's for the primary, its own in it for a secondary.
-        explanation: What a model explains.
-        for_others: Whether others may read it, as they may a run's figures.
-    """
-    if explanation:
-        files.write_json(folder / EXPLANATION, explanation, for_others=for_others)
 
 
 def write_figures(run_folder: Path, figures: RunFigures) -> None:

@@ -1,7 +1,6 @@
 """Options of a run and of a party's process, and checks of them before anything starts."""
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -35,22 +34,6 @@ def resolve_federation(
         return federation, data_root or Path()
     path = Path(federation)
     return read_federation(path, only_linkage=only_linkage), data_root or path.parent
-
-
-def require_known(settings: Mapping[str, Any], kind: type[Any]) -> None:
-    """Refuse an unknown keyword argument.
-
-    Args:
-        settings: Keyword arguments by name.
-        kind: The ``TypedDict`` that names those there are.
-
-    Raises:
-        ConfigError: Naming it, and the one that was probably meant.
-    """
-    for name in settings:
-        if name not in kind.__annotations__:
-            meant = checks.did_you_mean(name, kind.__annotations__)
-            raise ConfigError(f"{name}: no such setting{meant}")
 
 
 _CPU: Final = torch.device("cpu")
@@ -201,8 +184,6 @@ class PartyJob(RunOptions):
     identity_folder: Path
     listen: str | None = None
     """Where the primary listens, if not at the address of the federation file."""
-    ends_after: str | None = None
-    """Stage that the run ends with at the primary; secondaries follow. None: it trains."""
     serves: bool = False
     """Answer requests with the model that this party has kept, and do not train."""
     serves_on: bool = False

@@ -46,7 +46,7 @@ from securevfl.runtime.party import (
     serve_sessions,
 )
 from securevfl.runtime.prediction_session import KeptSecondary, prediction_spec
-from securevfl.runtime.run_folder import OWN_FACTS, write_explanation
+from securevfl.runtime.run_folder import OWN_FACTS
 from securevfl.transport.message import Done, StarKind
 from securevfl.version import __version__
 
@@ -161,7 +161,6 @@ def run_secondary(party: PartySession) -> None:
         try:
             _serve_recorded(session, plan, table, secondary, linked, countersigning)
             save_secondary(plan, table, linked, secondary, files.ledger, folder=files.folder)
-            write_explanation(files.folder, secondary.explanation())
         finally:
             secondary.close()
     if secondary.not_finite:

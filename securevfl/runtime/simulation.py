@@ -2,10 +2,10 @@
 
 import contextlib
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 from torch import Tensor
@@ -18,7 +18,7 @@ from securevfl.core.conventions import stream
 from securevfl.core.devices import few_threads
 from securevfl.core.errors import ConfigError
 from securevfl.core.formatting import Summarised, epsilon_in_words
-from securevfl.core.progress import Stage, Warned, event_fields
+from securevfl.core.progress import Observer, Stage, Warned, event_fields, unheard
 from securevfl.data.tables import PartyTable
 from securevfl.dp.privacy import Privacy
 from securevfl.federation.base import Base, require_estimator
@@ -36,13 +36,12 @@ from securevfl.linkage.spec import LinkedSecondary
 from securevfl.linkage.stage.linkage_parts import protection_of
 from securevfl.linkage.stage.linking import Linker
 from securevfl.linkage.stage.party_keys import keys_of
-from securevfl.models.fet.positions import PositionsTaken
 from securevfl.runtime import run_folder
 from securevfl.runtime.predictions import Predictions
 from securevfl.runtime.primary_run import PrimaryRun, measure_run
 from securevfl.runtime.run_options import RunOptions, require_precision
 from securevfl.runtime.run_tables import table_warnings
-from securevfl.runtime.trained_run import RequestSettings, TrainedRun
+from securevfl.runtime.trained_run import TrainedRun
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -71,13 +70,11 @@ class RunResult(Summarised):
     """The joint model's for the test rows of a simulation, as the task reads them."""
 
     trained: TrainedRun | None = field(default=None, repr=False)
-    """Where the models are; None of a run that ends with a stage."""
+    """Where the models are; None where they were not kept."""
 
     def summary(self) -> tuple[str, dict[str, str]]:
         """Return a heading and the main figures."""
         figures = self.metrics
-        if "metric" not in figures:
-            return f"pretraining, {figures.get('method', 'encoders')}", {}
         test = {"the joint model": figures["test"], "the local baseline": figures["alone_test"]}
         measured = [f"{value:.4f} by {name}" for name, value in test.items() if value is not None]
         shown = {
@@ -93,22 +90,33 @@ class RunResult(Summarised):
         )
         return heading, shown
 
-    def predict(self, rows: Any, **request: Unpack[RequestSettings]) -> Predictions:
+    def predict(
+        self,
+        rows: Any,
+        *,
+        id_column: str | None = None,
+        without: Sequence[str] = (),
+        out: str | Path | None = None,
+        observe: Observer = unheard,
+    ) -> Predictions:
         """Predict new rows of the primary with the model of this run; see :class:`TrainedRun`.
 
         Args:
             rows: As of :meth:`TrainedRun.predict`.
-            **request: See :class:`RequestSettings`.
+            id_column: The column that names rows; None numbers them from 1 on.
+            without: Secondaries that are absent: they are not asked, and not waited for.
+            out: A file that gets the predictions too.
+            observe: Called with progress.
 
         Raises:
-            ConfigError: If the run has only pretrained; and what :meth:`TrainedRun.predict` raises.
+            ConfigError: If models were not kept; and what :meth:`TrainedRun.predict` raises.
 
         Reveals:
             What :meth:`TrainedRun.predict` says.
         """
-        if self.trained is None:
-            raise ConfigError("the run has pretrained encoders, and there is no model to predict")
-        return self.trained.predict(rows, **request)
+        return self._kept.predict(
+            rows, id_column=id_column, without=without, out=out, observe=observe
+        )
 
     def report(self) -> Path:
         """Write the report page of this run, and return its path in the run folder.
@@ -117,25 +125,17 @@ class RunResult(Summarised):
         ``out``.
 
         Raises:
-            ConfigError: If the run has only pretrained, or its folder is gone.
+            ConfigError: If models were not kept, or the run's folder is gone.
 
         Reveals:
             Nothing: it is made of what the run's folder holds.
         """
-        if self.trained is None:
-            raise ConfigError("the run has pretrained encoders; its figures are run.metrics")
         from securevfl.desk.report.page import write_report  # plots take long to load
 
-        return write_report(self.trained.folder, self.trained.config)
+        return write_report(self._kept.folder, self._kept.config)
 
     def plot(self) -> "Figure":
-        """Return a matplotlib figure of the metric over epochs, next to the local baseline.
-
-        Raises:
-            ConfigError: If the run has only pretrained.
-        """
-        if "metric" not in self.metrics:
-            raise ConfigError("the run has pretrained encoders; its figures are run.metrics")
+        """Return a matplotlib figure of the metric over epochs, next to the local baseline."""
         from securevfl.desk.report.page import metric_figure  # plots take long to load
 
         return metric_figure(self.metrics, self.history)
@@ -157,9 +157,13 @@ class RunResult(Summarised):
         Reveals:
             Nothing: it is made of what was released before.
         """
+        return self._kept.features(own=own)
+
+    @property
+    def _kept(self) -> TrainedRun:
         if self.trained is None:
-            raise ConfigError("the run has pretrained encoders and released no row")
-        return self.trained.features(own=own)
+            raise ConfigError("the run has not kept its models; its figures are run.metrics")
+        return self.trained
 
 
 def simulate_federation(
@@ -170,7 +174,6 @@ def simulate_federation(
     with_alone: bool = True,
     with_placebo: bool = False,
     with_noise_cost: bool = False,
-    ends_after: str | None = None,
     kept: bool = True,
 ) -> RunResult:
     """Run all parties of a federation in this process.
@@ -184,7 +187,6 @@ def simulate_federation(
             how much of the gain comes from the partners.
         with_noise_cost: Train once more without noise where all of it is in one release, so that
             training again is cheap.
-        ends_after: Stage that the run ends with; the metrics are its figures. None: it trains.
         kept: Save every party's part of the model, to predict with later.
 
     Raises:
@@ -207,9 +209,6 @@ def simulate_federation(
         simulation = _Simulation(config, tables, options, held)
         run = simulation.begin()
         run.prepare()
-        if ends_after is not None:
-            figures = run.conclude(ends_after, {})
-            return RunResult(metrics=figures, history=[], losses=[], ledger=[])
         run.train()
         if kept:
             run.keep()
@@ -226,7 +225,6 @@ def simulate_federation(
             mode="simulated",
             traffic={},
             with_alone=with_alone,
-            positions=simulation.positions_shown(),
         )
         run_folder.write_figures(options.run_folder, final_figures)
         return RunResult(
@@ -425,18 +423,10 @@ class _Simulation:
         for name, secondary in self._secondaries.items():
             table, linked, own = self._tables[name], links.secondaries[name], self._files[name]
             save_secondary(plan, table, linked, secondary, own.ledger, folder=own.folder)
-            run_folder.write_explanation(own.folder, secondary.explanation())
             if name in self._recorders:
                 batch = plan.config.training.batch_size
                 self._recorders[name].hold_secondary(secondary, batch=batch)
                 self._recorders[name].hold_keys(table)
-
-    def positions_shown(self) -> dict[str, PositionsTaken]:
-        """Return secondaries' own positional encodings, for the report: none behind a promise."""
-        if self._config.privacy.mechanism != "none":
-            return {}
-        taken = {name: secondary.positions_taken for name, secondary in self._secondaries.items()}
-        return {name: positions for name, positions in taken.items() if positions is not None}
 
     def placebo(self, fitted_base: Base | None) -> Tensor | None:
         """Return the joint model's outputs for the test rows with partners' rows permuted.

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypedDict, Unpack, cast
+from typing import Any, Literal, TypedDict, Unpack
 
 import pandas as pd
 import torch
@@ -33,19 +33,6 @@ Way = Literal["alone", "here", "processes", "elsewhere"]
 process a party on this machine, or by parties that join from elsewhere."""
 
 
-class RequestSettings(TypedDict, total=False):
-    """Keyword arguments of a request for predictions."""
-
-    id_column: str | None
-    """The column that names rows; default: they are numbered from 1 on."""
-    without: Sequence[str]
-    """Secondaries that are absent: they are not asked, and not waited for."""
-    out: str | Path | None
-    """A file that gets the predictions too."""
-    observe: Observer
-    """Called with progress."""
-
-
 class RunSource(TypedDict, total=False):
     """Where a run's parts are, if not in its folder."""
 
@@ -64,10 +51,6 @@ class RunSource(TypedDict, total=False):
     """``"cpu"`` (the default) or ``"cuda"``."""
 
 
-class RequestOfRun(RequestSettings, RunSource, total=False):
-    """Keyword arguments of :func:`predict`."""
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrainedRun(SavedRun):
     """A kept run, and how its parties are asked."""
@@ -77,7 +60,15 @@ class TrainedRun(SavedRun):
     listen: str | None = None
     """Where the primary then listens, if not at its address in the file."""
 
-    def predict(self, rows: Any, **request: Unpack[RequestSettings]) -> Predictions:
+    def predict(
+        self,
+        rows: Any,
+        *,
+        id_column: str | None = None,
+        without: Sequence[str] = (),
+        out: str | Path | None = None,
+        observe: Observer = unheard,
+    ) -> Predictions:
         """Predict new rows of the primary with the model of this run.
 
         Every call is a request like one of ``securevfl predict``: under a promise, every party's
@@ -91,7 +82,10 @@ class TrainedRun(SavedRun):
                 table of training, in any order and among others; or a :class:`PartyTable` that is
                 encoded as that table was, of a simulation alone. Labels are not needed; with them
                 there are metrics.
-            **request: See :class:`RequestSettings`.
+            id_column: The column that names rows; None numbers them from 1 on.
+            without: Secondaries that are absent: they are not asked, and not waited for.
+            out: A file that gets the predictions too.
+            observe: Called with progress.
 
         Returns:
             Predictions in the order of the rows.
@@ -106,16 +100,13 @@ class TrainedRun(SavedRun):
             Of a simulation, nothing: everything is in one process. Of a run of ``sv.train``, what
             a real request reveals between this machine's processes.
         """
-        run_options.require_known(request, RequestSettings)
-        id_column, without = request.get("id_column"), request.get("without", ())
-        observe, path = request.get("observe", unheard), request.get("out")
-        out = None if path is None else table_path(path, self.files_read(rows))
+        file = None if out is None else table_path(out, self.files_read(rows))
         active = active_without(self.config, without)
         # Before any party is started or waited for: most mistakes are in these rows.
         try:
             named = self.name_rows(rows, id_column=id_column)
         except NoRowsError:
-            return self._of_no_rows("row" if id_column is None else id_column, out)
+            return self._of_no_rows("row" if id_column is None else id_column, file)
         _warn_of(named.table, observe)
         model = self.model(self.config.primary.name)
         absent = absent_names(self.config, active)
@@ -145,8 +136,8 @@ class TrainedRun(SavedRun):
                 predictions = session.ask(named, observe=observe)
         else:
             predictions = self._ask_primary(named, way, absent, observe)
-        if out is not None:
-            predictions.write(out)
+        if file is not None:
+            predictions.write(file)
         return replace(
             predictions,
             measured_without=measured,
@@ -336,13 +327,26 @@ def _warn_of(table: PartyTable, observe: Observer) -> None:
         observe(Warned(text=f"{table.name}: {text}"))
 
 
-def predict(run: str | Path, rows: Any, **settings: Unpack[RequestOfRun]) -> Predictions:
+def predict(
+    run: str | Path,
+    rows: Any,
+    *,
+    id_column: str | None = None,
+    without: Sequence[str] = (),
+    out: str | Path | None = None,
+    observe: Observer = unheard,
+    **source: Unpack[RunSource],
+) -> Predictions:
     """Predict new rows with the model that a run has saved; see :meth:`TrainedRun.predict`.
 
     Args:
         run: The run folder.
         rows: As of :meth:`TrainedRun.predict`.
-        **settings: Those of :class:`RequestSettings` and of :class:`RunSource`.
+        id_column: The column that names rows; None numbers them from 1 on.
+        without: Secondaries that are absent: they are not asked, and not waited for.
+        out: A file that gets the predictions too.
+        observe: Called with progress.
+        **source: Where the run's parts are, if not in its folder; see :class:`RunSource`.
 
     Raises:
         BudgetExceededError: If a party's ledger does not cover them; nothing was released then.
@@ -352,12 +356,8 @@ def predict(run: str | Path, rows: Any, **settings: Unpack[RequestOfRun]) -> Pre
     Reveals:
         On one machine nothing leaves it. With others: what a request for predictions reveals.
     """
-    run_options.require_known(settings, RequestOfRun)
-    asked = RequestSettings.__annotations__
-    request = {name: value for name, value in settings.items() if name in asked}
-    source = {name: value for name, value in settings.items() if name not in asked}
-    trained = trained_run(run, **cast("RunSource", source))
-    return trained.predict(rows, **cast("RequestSettings", request))
+    trained = trained_run(run, **source)
+    return trained.predict(rows, id_column=id_column, without=without, out=out, observe=observe)
 
 
 def features(
@@ -389,28 +389,35 @@ def features(
     return trained_run(run, **source).features(own=own)
 
 
-def trained_run(run: Any, **source: Unpack[RunSource]) -> TrainedRun:
+def trained_run(
+    run: Any,
+    *,
+    federation: run_options.FederationSource | None = None,
+    parties: Iterable[PartyTable] | None = None,
+    identity: str | Path | None = None,
+    listen: str | None = None,
+    data_root: Path | None = None,
+    device: str = "cpu",
+) -> TrainedRun:
     """Return a run whose models are to predict; see :func:`predict`.
 
     Raises:
         ConfigError: If the folder is not that of a run.
     """
-    run_options.require_known(source, RunSource)
     if not isinstance(run, str | Path):
         raise ConfigError(
             f"run: must be a run folder or the result of sv.simulate, got a {type(run).__name__}"
         )
-    path, federation = Path(run) / "federation.toml", source.get("federation")
+    path = Path(run) / "federation.toml"
     if federation is None and not path.exists():
         raise ConfigError(f"run folder {run}: has no {path.name}; is it that of a finished run?")
     config, _ = run_options.resolve_federation(path if federation is None else federation, None)
-    parties, identity = source.get("parties"), source.get("identity")
     return TrainedRun(
         config=config,
         place=Path(run),
-        data_root=source.get("data_root") or Path(),
+        data_root=data_root or Path(),
         tables=None if parties is None else {table.name: table for table in parties},
         identity=None if identity is None else Path(identity),
-        listen=source.get("listen"),
-        device=source.get("device", "cpu"),
+        listen=listen,
+        device=device,
     )

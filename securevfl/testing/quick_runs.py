@@ -66,7 +66,6 @@ def run_in_process(
     *,
     resume: bool = False,
     with_placebo: bool = False,
-    ends_after: str | None = None,
     **options: Unpack[QuickRunOptions],
 ) -> RunResult:
     """Run a federation in this process: :func:`securevfl.simulate` without local baseline.
@@ -79,7 +78,6 @@ def run_in_process(
             to.
         resume: Continue from the last epoch that was saved in ``out``.
         with_placebo: Whether to train once more with partners' rows permuted.
-        ends_after: Stage that the run ends with, such as ``"pretraining"``; None: it trains.
         **options: Those of :class:`QuickRunOptions`.
 
     Raises:
@@ -99,7 +97,6 @@ def run_in_process(
             replace(run_options, resume=resume),
             with_alone=options.get("with_alone", False),
             with_placebo=with_placebo,
-            ends_after=ends_after,
         )
         return _with_place(result, place)
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from helpers.type_checks import FIRST_CALLS, begin_test
@@ -10,9 +11,9 @@ from jaxtyping import TypeCheckError
 from securevfl.core import checks
 from securevfl.dp.accountant import epsilon_of
 from securevfl.federation.messages import EpochMark
-from securevfl.models.fet.positions import key_grid
-from securevfl.models.layers import finite
+from securevfl.models.alone.choice import mix_outputs
 from securevfl.models.tasks import TaskHead
+from securevfl.stages.pretraining.learning import even_batches
 
 
 def test_arguments_results_and_fields_of_a_wrong_type_are_refused() -> None:
@@ -25,25 +26,25 @@ def test_arguments_results_and_fields_of_a_wrong_type_are_refused() -> None:
 
 
 def test_arrays_of_a_wrong_kind_or_shape_are_refused() -> None:
-    head = TaskHead(task="regression", num_classes=1)
+    head, whole = TaskHead(task="regression", num_classes=1), torch.zeros(3, 1, dtype=torch.int64)
     assert head.loss(torch.zeros(3, 1), torch.zeros(3)) == 0
     with pytest.raises(TypeCheckError):
         head.loss(torch.zeros(3), torch.zeros(3))
     with pytest.raises(TypeCheckError):
         head.loss(torch.zeros(3, 1), torch.zeros(4))
     with pytest.raises(TypeCheckError):
-        finite(torch.zeros(3, dtype=torch.int64))
+        mix_outputs(whole, whole, 1.0)
     with pytest.raises(TypeCheckError):
-        key_grid("2")  # type: ignore[arg-type]
+        even_batches(np.arange(3), batch_size="2")  # type: ignore[arg-type]
 
 
 def test_of_a_function_on_arrays_the_first_calls_in_a_file_are_checked() -> None:
-    whole = torch.zeros(3, dtype=torch.int64)
+    whole = torch.zeros(3, 1, dtype=torch.int64)
     for file in (Path("one"), Path("another")):
         begin_test(file)
         for _ in range(FIRST_CALLS):
             with pytest.raises(TypeCheckError):
-                finite(whole)
-        finite(whole)
+                mix_outputs(whole, whole, 1.0)
+        mix_outputs(whole, whole, 1.0)
         begin_test(file)  # another test of the same file
-        finite(whole)
+        mix_outputs(whole, whole, 1.0)

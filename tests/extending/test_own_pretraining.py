@@ -80,7 +80,7 @@ MODEL = {"family": "pretrained", "neighbours": 1, "hidden": 2}
 STAGE = {"iterations": 4, "learning_rate": 1e-2, "batch_size": 16}
 
 
-def simulate(path: Path, out: Path, *, ends_after: str | None = None, **options: Any) -> RunResult:
+def simulate(path: Path, out: Path, **options: Any) -> RunResult:
     config = read_federation(path)
     tables = read_tables(config, path.parent)
     return simulate_federation(
@@ -88,7 +88,6 @@ def simulate(path: Path, out: Path, *, ends_after: str | None = None, **options:
         tables,
         RunOptions(run_folder=out, **options),
         with_alone=False,
-        ends_after=ends_after,
     )
 
 
@@ -107,7 +106,7 @@ def test_its_learners_learn_and_every_party_keeps_its_encoder(
 ) -> None:
     """The stage writes what it writes for any family."""
     run = tmp_path / "run"
-    simulate(federation, run, ends_after="pretraining")
+    simulate(federation, run)
     told = json.loads((run / "pretraining.json").read_text())
     losses = [line["local_loss"] for line in told["history"]]
     kept = torch.load(run / "parties/bank-1/encoders.pt", weights_only=True)

@@ -30,7 +30,7 @@ RUNS: Mapping[str, dict[str, Any]] = {
     "fet": {"model": {"average_positions_every": 1}},
     "fet-noise": {
         "privacy": _NOISE,
-        "training": {"optimizer": "lamb", "iso_gradients": 1.0},
+        "training": {"optimizer": "lamb"},
         "federation": {"task": "regression"},
     },
     "fet-frozen": {"privacy": FROZEN},
@@ -66,7 +66,7 @@ RUNS: Mapping[str, dict[str, Any]] = {
     "fedgssl": {
         "model": {**ALIGNED, "family": "fedgssl", "encoder": "embedding", "embedding": 4},
         "training": {"threshold": "f1"},
-        "pretraining": {**SSL, "algorithm": "byol", "augment_aligned": True},
+        "pretraining": {**SSL, "algorithm": "byol"},
     },
     "fedlocalssl": {"model": {**ALIGNED, "family": "fedlocalssl"}, "pretraining": SSL},
     "class-means": {"labels": "shares"},

@@ -1,15 +1,22 @@
 """Small learners of FedHSSL's pretraining, and what they learn from."""
 
+from pathlib import Path
 from typing import Any, Final
 
 import torch
 
+from securevfl.federation.checkpoint import read_state
 from securevfl.models.family import PretrainingSettings
 from securevfl.models.fedhssl.encoders import FedHSSLConfig
-from securevfl.stages.pretraining.augment import Augmentation, AugmentedImages, CorruptedFeatures
+from securevfl.stages.pretraining.augment import CorruptedFeatures
 from securevfl.stages.pretraining.learner import PartyLearner
 
 SMALL: Final[dict[str, Any]] = {"hidden": 16, "encoder_hidden": 16}
+
+
+def encoders_of(run_folder: Path, party: str) -> dict[str, dict[str, torch.Tensor]]:
+    """Return the pretrained encoders that a party has kept."""
+    return read_state(run_folder / "parties" / party / "encoders.pt")
 
 
 def table(rows: int = 64, features: int = 6, seed: int = 0) -> torch.Tensor:
@@ -29,15 +36,12 @@ def learner(
         **{"projector": (16, 16, 8), "predictor": 8, "batch_size": 32, "queue": 16, **settings}
     )
     config = kind(**{**SMALL, **(model or {})})
-    augment: Augmentation = CorruptedFeatures(table(features=features), rate=0.3)
-    if config.image:
-        augment = AugmentedImages(image=config.image, low=-3.0, high=3.0)
     return PartyLearner(
         config,
         pretraining,
         num_features=features,
         records=64,
-        augment=augment,
+        augment=CorruptedFeatures(table(features=features), rate=0.3),
         party=party,
         seed=1,
         device=torch.device("cpu"),

@@ -15,7 +15,6 @@ from securevfl.models.fedsim import (
     ResidualMerge,
     SimilarityModel,
     SortGate,
-    merge_importance,
     merged_width,
 )
 from securevfl.models.layers import initialise
@@ -223,12 +222,14 @@ def test_absent_links_weigh_nothing() -> None:
     features, keys, aggregate, similarities = batch()
     similarities[2, :, 5:] = NAN
     similarities[4] = NAN
-    sorted_pairs = top.sorted_pairs(features, keys, aggregate, similarities)
+    merged: list[Tensor] = []
+    top.merge.register_forward_pre_hook(lambda _gate, inputs: merged.extend(inputs))
+    assert torch.isfinite(top(features, keys, aggregate, similarities)).all()
+    (sorted_pairs,) = merged
 
     assert not sorted_pairs[2, 5:].any()
     assert not sorted_pairs[4].any()
     assert sorted_pairs[2, :5].all(dim=1).all()
-    assert torch.isfinite(top(features, keys, aggregate, similarities)).all()
 
 
 def test_similarities_of_secondaries_are_averaged_over_those_that_have_a_link() -> None:
@@ -346,41 +347,6 @@ def test_impossible_settings_are_refused_by_name(table: dict[str, object], text:
     """Each message has the field, the rule and the value."""
     with pytest.raises(ConfigError, match=text):
         FAMILIES["fedsim"].settings_from(table)
-
-
-def test_importance_of_a_linear_merge_is_its_weight_times_its_input() -> None:
-    """Integrated gradients are exact there, and complete: they add up to the output's change."""
-    merge = nn.Sequential(nn.Flatten(), nn.Linear(K * 2, 1))
-    pairs = torch.randn(B, K, 2)
-    expected = (merge[1].weight.view(K, 2) * pairs).abs().mean(dim=0)
-
-    torch.testing.assert_close(merge_importance(merge, pairs), expected.detach())
-
-
-def test_importance_adds_up_for_one_row() -> None:
-    """[IG] Proposition 1, completeness, for a gate whose attributions all have one sign."""
-    gate = ConvolutionMerge(SMALL, outputs=1, dropout=0.0).eval()
-    with torch.no_grad():
-        for weights in gate.parameters():
-            weights.abs_()
-    pairs = torch.rand(1, K, SMALL.pair_outputs)
-    change = gate(pairs) - gate(torch.zeros_like(pairs))
-
-    assert float(merge_importance(gate, pairs).sum()) == pytest.approx(
-        float(change.detach()), rel=1e-3
-    )
-
-
-def test_a_model_tells_its_curve_and_its_importance() -> None:
-    """The curve spans the similarities there are; a model without a weight gate has none."""
-    given = batch()
-    given[3][0, :, -2:] = NAN
-    shown = build_top(SMALL, outputs=3).explain(*given)
-
-    assert len(shown["merge_importance"]) == K
-    assert shown["similarity"][0] == pytest.approx(float(given[3].nan_to_num(0.0).min()))
-    assert len(shown["weight"]) == len(shown["similarity"])
-    assert "weight" not in build_top(dataclasses.replace(SMALL, weight="none")).explain(*given)
 
 
 def test_avgsim_leaves_empty_slots_out() -> None:

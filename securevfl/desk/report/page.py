@@ -28,7 +28,6 @@ from securevfl.desk.report.overview import (
     setting_lines,
     summarise_attacks,
 )
-from securevfl.desk.report.plots import Section, section_of
 from securevfl.desk.report.secondary_page import TEMPLATES, write_secondary_pages
 from securevfl.federation.run_plan import predictions_in_words
 from securevfl.models.task_metrics import metrics_of
@@ -36,8 +35,6 @@ from securevfl.runtime import run_folder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-_MOST_SECONDARIES = 3
 
 
 def write_report(run: Path, config: FederationConfig | None = None) -> Path:
@@ -100,15 +97,11 @@ def write_report(run: Path, config: FederationConfig | None = None) -> Path:
         settings=setting_lines(config),
         predictions=predictions_in_words(config),
         figures=figures,
-        learned=_model_sections(run, metrics),
         keys_in_clear=keys_in_clear(config.linkage.protection, config.primary.key),
         federation=files.read_text(path),
     )
     path = run / "report.html"
     files.write_text(path, page, for_others=True)
-    if not _shows_all(metrics):
-        for party in _explained_parties(run):
-            write_pictures(party)
     write_secondary_pages(run, config)
     return path
 
@@ -126,62 +119,6 @@ def metric_figure(metrics: Mapping[str, Any], history: Sequence[Mapping[str, flo
         alone=metrics["alone_test"],
         name=f"{run_folder.alone_in_words(metrics)}, test",
     )
-
-
-def write_pictures(party: Path) -> Path:
-    """Write a secondary's own pictures, ``pictures.html`` in its folder, for its user alone.
-
-    Args:
-        party: The party's folder within a run folder, with ``explanation.json``.
-
-    Returns:
-        The path.
-
-    Raises:
-        ConfigError: If that file is damaged.
-    """
-    page = TEMPLATES.get_template("pictures.html.j2").render(
-        party=party.name, learned=[section_of(party, title="What the model learned")]
-    )
-    path = party / "pictures.html"
-    files.write_text(path, page)
-    return path
-
-
-def _explained_parties(run: Path) -> list[Path]:
-    return sorted(path.parent for path in run.glob(f"parties/*/{run_folder.EXPLANATION}"))
-
-
-def _shows_all(metrics: Mapping[str, Any]) -> bool:
-    """Return whether a report shows secondaries' models: only in simulations without a promise.
-
-    Behind a promise it shows what a run between processes would.
-    """
-    return bool(metrics["mode"] == "simulated" and metrics["privacy"]["mechanism"] == "none")
-
-
-def _model_sections(run: Path, metrics: Mapping[str, Any]) -> list[Section]:
-    """Return pictures of the primary's model, and of secondaries' models if they may be shown."""
-    if not (run / run_folder.EXPLANATION).exists():
-        return []
-    sections = [section_of(run, title="What the primary's model learned")]
-    secondaries = _explained_parties(run)
-    if not _shows_all(metrics):
-        sections[0].notes.append(
-            "what a secondary's model learned is for that secondary alone, in "
-            "parties/NAME/pictures.html of its own folder"
-        )
-        return sections
-    for party in secondaries[:_MOST_SECONDARIES]:
-        # How encodings lie to one another is drawn for the primary, with all of theirs.
-        title = f"What {party.name}'s model learned"
-        sections.append(section_of(party, title=title, without=["alignment"]))
-    if len(secondaries) > _MOST_SECONDARIES:
-        sections[-1].notes.append(
-            f"of {len(secondaries)} secondaries these are the first {_MOST_SECONDARIES}; the "
-            f"others' numbers are in parties/NAME/{run_folder.EXPLANATION}"
-        )
-    return sections
 
 
 def _intervals(metrics: dict[str, Any]) -> dict[str, Any] | None:

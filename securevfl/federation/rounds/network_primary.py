@@ -14,21 +14,15 @@ from securevfl.core.devices import read_together
 from securevfl.core.progress import Observer, RoundDone
 from securevfl.data.tables import training_batches
 from securevfl.federation.messages import AverageRequest, RoundPlan
+from securevfl.federation.released_labels import DrawnLabels
 from securevfl.federation.rounds import primary
 from securevfl.federation.rounds.exchanges import Exchange
-from securevfl.federation.rounds.label_defences import DrawnLabels, protect_gradient
 from securevfl.federation.rounds.release import refuse_lost
 from securevfl.federation.rounds.updates import DropoutStream, set_gradients
 from securevfl.federation.run_plan import RunPlan
 from securevfl.federation.session.peers import average_weights
 from securevfl.models.alone.choice import choose_scale
-from securevfl.models.fet.positions import (
-    PositionsTaken,
-    alignment,
-    load_positions,
-    position_weights,
-    positions_around,
-)
+from securevfl.models.fet.positions import load_positions, position_weights
 from securevfl.models.optimisers import PacedOptimizer
 
 
@@ -62,7 +56,6 @@ class NetworkPrimary(primary.Primary):
         self.dropout = dropout
         self.drawn: DrawnLabels | None = None
         """What it trains on in the place of labels, under ``training.label_epsilon``."""
-        self._positions_taken: PositionsTaken | None = None
 
     def _train_epoch(self, epoch: int) -> tuple[float, Int64[np.ndarray, " train"], Tensor]:
         """Train the network over all training rows; see :class:`Primary`.
@@ -72,13 +65,10 @@ class NetworkPrimary(primary.Primary):
         primary's own model learns has no noise.
 
         Reveals:
-            What :meth:`Exchange.release` and :meth:`Exchange.return_gradient` reveal; with ISO
-            noise, in place of the gradient, a noisy one, and from the size of its noise the length
-            of the batch's longest.
+            What :meth:`Exchange.release` and :meth:`Exchange.return_gradient` reveal.
 
         References:
-            [FeT] section 6.1 (SplitAvg) and Algorithm 1, lines 12 to 16; [FedHSSL] section VI-B
-            ("Party 1 applies ISO to gradients sent back to the passive party"), Equation 7.
+            [FeT] section 6.1 (SplitAvg) and Algorithm 1, lines 12 to 16.
         """
         chosen = stream(self.seed, "party-dropout", epoch)
         total, outputs = 0.0, []
@@ -102,8 +92,7 @@ class NetworkPrimary(primary.Primary):
                 known.add(loss.detach(), self._checked_loss(plan))
                 (gradient,) = set_gradients(loss, self.optimizer.parameters, average)
                 with torch.no_grad():
-                    returned = protect_gradient(gradient, targets, self.training)
-                    self.exchange.return_gradient(plan, *known.host(returned))
+                    self.exchange.return_gradient(plan, *known.host(gradient))
             self.optimizer.step(epoch=epoch)
             total += self.losses[-1] * len(rows)
             # A GPU's next replay writes where this one's outputs are.
@@ -146,24 +135,9 @@ class NetworkPrimary(primary.Primary):
             self.exchange.peers,
             AverageRequest(round_number=number),
             position_weights(self.top),
-            weight=1,
             number=number,
         )
-        if self._positions_taken is None:
-            self._positions_taken = positions_around(self.top, mean)
         load_positions(self.top, mean)
-
-    def explanation(self, others: Mapping[str, PositionsTaken]) -> dict[str, Any]:
-        """Return the top model's explanation, and how the first average aligned its encodings."""
-        explanation = super().explanation(others)
-        if self._positions_taken is not None:
-            explanation["alignment"] = alignment(
-                self.top.get_submodule("positions"),
-                self._positions_taken,
-                key_dim=self.data.keys.shape[1],
-                others={name: taken.own for name, taken in others.items()},
-            )
-        return explanation
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint needs."""

@@ -30,8 +30,7 @@ from securevfl.models.alone.choice import (
     optimism_of_seen,
 )
 from securevfl.models.cuda_graphs import Network
-from securevfl.models.family import Explained, share_of_base
-from securevfl.models.fet.positions import PositionsTaken
+from securevfl.models.family import share_of_base
 from securevfl.models.tasks import HALF, Metrics, TaskHead
 
 
@@ -69,9 +68,6 @@ class TopModel:
     precision: Precision = "float32"
     """Precision in which :attr:`top` computes."""
     _network: Network | None = field(default=None, init=False)
-    _last_test: tuple[Tensor, Tensor, Tensor, Tensor | None] | None = field(
-        default=None, init=False
-    )
 
     def predict(self, rows: npt.NDArray[np.int64], purpose: Purpose) -> Tensor:
         """Return the outputs for ``rows``, the base among them; shape (rows, outputs).
@@ -95,8 +91,6 @@ class TopModel:
 
     def _forward(self, plan: RoundPlan, aggregate: Tensor) -> Tensor:
         inputs, base = self._read(plan, aggregate)
-        if plan.purpose == "test":
-            self._last_test = inputs
         output = self._compute(*inputs)
         if base is None:
             return output
@@ -566,22 +560,6 @@ class Primary(TopModel, ABC):
     @abstractmethod
     def _train_epoch(self, epoch: int) -> tuple[float, Int64[np.ndarray, " train"], Tensor]:
         """Return the mean loss, and every training row with its outputs."""
-
-    def explanation(self, others: Mapping[str, PositionsTaken]) -> dict[str, Any]:  # noqa: ARG002
-        """Return the top model's explanation of the last test batch; empty if it has none.
-
-        Args:
-            others: Secondaries' positional encodings around the first average, by name, where a
-                simulation shows them; empty where each party is a process of its own.
-
-        Reveals:
-            Nothing: it is made of what was released before, and of ``others``.
-        """
-        if self._last_test is None or not isinstance(self.top, Explained):
-            return {}
-        self.top.eval()
-        with torch.no_grad():
-            return self.top.explain(*self._last_test)
 
     def shared_keys(self, rows: Int64[np.ndarray, " rows"]) -> Int64[np.ndarray, " rows"] | None:
         """Return a number for each row's key, where some rows share one and its release."""

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -23,44 +23,21 @@ from securevfl.core.devices import (
 from securevfl.core.errors import ProtocolError
 from securevfl.federation.checkpoint import Checkpoints
 from securevfl.federation.messages import AverageRequest, EpochMark, Gradient, Mean, RoundPlan
-from securevfl.federation.rounds import cut
+from securevfl.federation.rounds import cut, own_records, updates
 from securevfl.federation.rounds.cached_release import CachedRelease
-from securevfl.federation.rounds.label_defences import distance_correlation
-from securevfl.federation.rounds.own_records import (
-    gather_records,
-    represent_distinct,
-    represent_linked,
-)
 from securevfl.federation.rounds.release import SecondaryRelease, refuse_lost, require_finite
-from securevfl.federation.rounds.updates import (
-    BackwardStep,
-    DropoutStream,
-    GradientNoise,
-    LinkedRecords,
-    PlainBackwardStep,
-    PrivateBackwardStep,
-    RowGradients,
-)
 from securevfl.federation.session.peers import Handler, Handlers, Next, Reply, StageEnd, shapes_of
 from securevfl.federation.session.request_validator import RequestValidator
 from securevfl.linkage.sampling import LinkSource
 from securevfl.models.building import Forward
 from securevfl.models.building import row_by_row as each_row
 from securevfl.models.cuda_graphs import Network
-from securevfl.models.family import DistinctBottom, ExplainedBottom, Stackable
-from securevfl.models.fet.positions import (
-    PositionsTaken,
-    alignment,
-    load_positions,
-    position_weights,
-    positions_around,
-)
+from securevfl.models.family import DistinctBottom, Stackable
+from securevfl.models.fet.positions import load_positions, position_weights
 from securevfl.models.optimisers import PacedOptimizer
 from securevfl.mpc import codec
 from securevfl.mpc.codec import encode_weighted
 from securevfl.transport.message import Done
-
-_EXPLAINED_ROWS: Final = 128
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -87,7 +64,7 @@ class StackedPart(Protocol):
         """Return its representation, which the ledger has charged."""
         ...
 
-    def backward_step(self, term: cut.CutRows) -> BackwardStep:
+    def backward_step(self, term: cut.CutRows) -> updates.BackwardStep:
         """Return what waits for the gradient of its term of the aggregate."""
         ...
 
@@ -118,18 +95,16 @@ class Secondary:
     _: KW_ONLY
     validator: RequestValidator
     """Validator of what the primary may ask for in this session."""
-    dropout: DropoutStream
+    dropout: updates.DropoutStream
     optimizer: PacedOptimizer | None = None
     """Optimizer of :attr:`bottom`; None for an encoder that does not learn from gradients."""
-    gradient_noise: GradientNoise | None = None
+    gradient_noise: updates.GradientNoise | None = None
     """Protection of each update, if the encoder is dp-trained."""
     kept: CachedRelease | None = None
     """A frozen encoder's cached release: what it rests on, and its last answers."""
     row_by_row: bool = False
     """True if :attr:`bottom` sees each row alone: a module that is not the package's own may not
     mix rows where something is promised."""
-    decorrelates: float = 0.0
-    """Weight of the distance correlation in its loss."""
     precision: Precision = "float32"
     """Precision in which :attr:`bottom` computes."""
     log: Log = log_nothing
@@ -140,13 +115,11 @@ class Secondary:
     bottom model for it."""
     overheard: Callable[[Handlers], Handlers] | None = field(default=None, init=False)
     """Returns handlers that record what they handle, where this party records what it receives."""
-    positions_taken: PositionsTaken | None = field(default=None, init=False)
-    """Its positional encoding around this session's first average; None before it."""
     epsilon_spent: float = field(default=0.0, init=False)
-    _pending: tuple[RoundPlan, BackwardStep] | None = field(default=None, init=False)
+    _pending: tuple[RoundPlan, updates.BackwardStep] | None = field(default=None, init=False)
     _share: StackedPart | None = field(default=None, init=False)
     """Its part in the stack of the round that is under way; None where it computes alone."""
-    _row_gradients: RowGradients | None = field(default=None, init=False)
+    _row_gradients: updates.RowGradients | None = field(default=None, init=False)
     """Row gradients of the last release, until its backward step takes them."""
     _network: Network | None = field(default=None, init=False)
     _settled: bool = field(default=False, init=False)
@@ -204,10 +177,7 @@ class Secondary:
         Args:
             end_epoch: Saves what an epoch's end asks for.
         """
-        handlers = self._handlers(end_epoch)
-        return handlers if self.overheard is None else self.overheard(handlers)
 
-    def _handlers(self, end_epoch: Callable[[EpochMark], None]) -> Handlers:
         def end(mark: EpochMark, _reply: Reply) -> None:
             self.validator.validate_epoch(mark)
             self._unread.host()
@@ -217,7 +187,7 @@ class Secondary:
             self.validator.validate_done()
             return StageEnd
 
-        return {
+        handlers = {
             **self.round_handlers,
             AverageRequest: Handler(self._add_positions),
             Mean: Handler(
@@ -228,6 +198,7 @@ class Secondary:
             EpochMark: Handler(end),
             Done: Handler(done),
         }
+        return handlers if self.overheard is None else self.overheard(handlers)
 
     @property
     def round_handlers(self) -> Handlers:
@@ -267,7 +238,7 @@ class Secondary:
                     self.kept.keep_answer(plan.rows, *reads().host(words))
                 self._pending = None
                 if optimizer is not None:
-                    self._pending = plan, self._backward_step(plan, released.clipped, optimizer)
+                    self._pending = plan, self._backward_step(released.clipped, optimizer)
                 self._share = None
             elif self.kept is not None:
                 self.epsilon_spent = self.kept.epsilon_spent
@@ -302,8 +273,8 @@ class Secondary:
     @property
     def not_finite(self) -> int:
         """Rows, records and steps that counted as zero since they were not finite."""
-        updates = 0 if self.gradient_noise is None else self.gradient_noise.not_finite
-        return self.contribution.not_finite + updates
+        steps = 0 if self.gradient_noise is None else self.gradient_noise.not_finite
+        return self.contribution.not_finite + steps
 
     def _links_of(self, rows: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Return the linked records' numbers, 0 in empty slots, and which slots hold a record.
@@ -315,9 +286,9 @@ class Secondary:
         present = index >= 0
         return index.clamp_min(0), present
 
-    def linked_records(self, rows: npt.NDArray[np.int64]) -> LinkedRecords:
+    def linked_records(self, rows: npt.NDArray[np.int64]) -> updates.LinkedRecords:
         """Return what the bottom model is given for a batch of the primary's rows."""
-        return gather_records(self.data.features, self.data.keys, *self._links_of(rows))
+        return own_records.gather_records(self.data.features, self.data.keys, *self._links_of(rows))
 
     def _begin_round(self, plan: RoundPlan) -> PacedOptimizer | None:
         """Make the bottom model ready for a round; return its optimizer if it learns from it."""
@@ -342,9 +313,9 @@ class Secondary:
         index, present = self._links_of(plan.rows)
         features, keys, bottom = self.data.features, self.data.keys, self.bottom
         if learns and self.gradient_noise is not None:
-            self._row_gradients = RowGradients(
+            self._row_gradients = updates.RowGradients(
                 bottom,
-                gather_records(features, keys, index, present),
+                own_records.gather_records(features, keys, index, present),
                 forward=self._forward,
                 clip_norm=self.contribution.aggregation.clip_norm,
                 noise=self.gradient_noise,
@@ -362,11 +333,13 @@ class Secondary:
         in_precision = computing_in(self.precision, self.device)
         with self.dropout.active(), torch.set_grad_enabled(learns), in_precision:
             if not apart and bottom.recordwise:
-                vectors = represent_distinct(self._forward, features, keys, index, present)
+                vectors = own_records.represent_distinct(
+                    self._forward, features, keys, index, present
+                )
             elif not apart and isinstance(bottom, DistinctBottom) and not self.row_by_row:
-                vectors = represent_linked(bottom, features, keys, index, present)
+                vectors = own_records.represent_linked(bottom, features, keys, index, present)
             else:
-                linked = gather_records(features, keys, index, present)
+                linked = own_records.gather_records(features, keys, index, present)
                 forward = network or self._forward
                 vectors = forward(linked.features, linked.keys, linked.present)
                 if self.contribution.symbols is not None:
@@ -392,36 +365,21 @@ class Secondary:
             units = aggregation.units(aggregation.clip(finite), bounded=False)
         return codec.to_float(units, self._cut.ring, divisor=self._cut.slots).cpu()
 
-    def _backward_step(
-        self, plan: RoundPlan, clipped: Tensor, optimizer: PacedOptimizer
-    ) -> BackwardStep:
+    def _backward_step(self, clipped: Tensor, optimizer: PacedOptimizer) -> updates.BackwardStep:
         """Return what waits for the gradient of a round's clipped representation."""
         if self._row_gradients is not None:
             gradients, self._row_gradients = self._row_gradients, None
-            return PrivateBackwardStep(self.bottom, gradients.total, gradients.noise)
+            return updates.PrivateBackwardStep(self.bottom, gradients.total, gradients.noise)
         with torch.enable_grad():
             term = self.contribution.aggregation.term(clipped)
             if self._share is not None:
                 return self._share.backward_step(term)
-            added = self._correlation(plan.rows, term) if self.decorrelates else None
-        return PlainBackwardStep(term, self.dropout, optimizer.parameters, added)
-
-    def _correlation(self, rows: npt.NDArray[np.int64], term: cut.CutRows) -> Tensor:
-        """Return what its loss has for how far what leaves gives away the columns of rows."""
-        linked = self.linked_records(rows)
-        there = linked.present[..., None]
-        columns = (linked.features * there).sum(dim=1) / there.sum(dim=1).clamp_min(1)
-        return self.decorrelates * distance_correlation(columns, term.flatten(1))
+        return updates.PlainBackwardStep(term, self.dropout, optimizer.parameters)
 
     @property
     def learns_plainly(self) -> bool:
-        """Whether it learns by steps of whole batches, without noise or an extra loss."""
-        return (
-            self.optimizer is not None
-            and self.gradient_noise is None
-            and not self.row_by_row
-            and not self.decorrelates
-        )
+        """Whether it learns by steps of whole batches, without noise."""
+        return self.optimizer is not None and self.gradient_noise is None and not self.row_by_row
 
     def close(self) -> None:
         """Stop what works ahead in the background."""
@@ -441,33 +399,7 @@ class Secondary:
         weights = {
             name: torch.from_numpy(value).to(self.device) for name, value in mean.values.items()
         }
-        if self.positions_taken is None:
-            self.positions_taken = positions_around(self.bottom, weights)
         load_positions(self.bottom, weights)
-
-    def explanation(self) -> dict[str, Any]:
-        """Return the bottom model's explanation of links; empty if it has none.
-
-        Made of its own records, of the links of up to 128 rows, and for this party alone.
-
-        Reveals:
-            Nothing: no promise covers it, so it goes nowhere but into the party's own folder.
-        """
-        if not isinstance(self.bottom, ExplainedBottom):
-            return {}
-        rows = np.arange(min(_EXPLAINED_ROWS, self.data.primary_rows), dtype=np.int64)
-        linked = self.linked_records(rows)
-        self.bottom.eval()
-        with torch.no_grad():
-            explanation = self.bottom.explain(linked.features, linked.keys, linked.present)
-        if self.positions_taken is not None:
-            explanation["alignment"] = alignment(
-                self.bottom.get_submodule("positions"),
-                self.positions_taken,
-                key_dim=self.data.keys.shape[1],
-                others={},
-            )
-        return explanation
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint needs."""

@@ -153,15 +153,12 @@ class PlainBackwardStep:
     term: CutRows
     stream: DropoutStream
     parameters: Sequence[nn.Parameter]
-    added: Float[Tensor, ""] | None = None
-    """Extra loss term on the same graph."""
 
     def gradients_from(self, gradient: CutRows, *, zero_lost: bool = False) -> Tensor:
         """Set the gradients by going back through the clip and the bottom model."""
         # A simulation comes here on its way back through the top model, where no graphs grow.
         with self.stream.active(), torch.enable_grad():
-            loss = surrogate_loss(self.term, gradient)
-            set_gradients(loss if self.added is None else loss + self.added, self.parameters)
+            set_gradients(surrogate_loss(self.term, gradient), self.parameters)
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         lost = lost_of(gradients, device=gradient.device)
         if zero_lost and (lost.is_cuda or lost):

@@ -15,7 +15,7 @@ from securevfl.federation.checkpoint import Checkpoints, used_folder
 from securevfl.federation.run_plan import PredictionBudget, RunPlan, prediction_budget
 from securevfl.ledger.book import Outlook, ProgramUse
 from securevfl.ledger.ledger import Ledger, require_rows
-from securevfl.ledger.ledger_file import Book, LedgerFile, ledger_of_table
+from securevfl.ledger.ledger_file import LedgerFile, ledger_of_table
 
 LOG_FILE: Final = "log.jsonl"
 
@@ -77,15 +77,15 @@ class PartyFiles:
         """Where the run folder has the ledger, once the party is done: its own, or a copy."""
         return self.folder / "ledger.jsonl"
 
-    def ledger_path(self, book: Book = "ledger") -> Path:
+    def ledger_path(self) -> Path:
         """Return where releases are booked: with the table, or in a simulation's own folder.
 
         Raises:
             ConfigError: If the table has two ledgers.
         """
         if self.simulated or self.table is None:
-            return self.folder / f"{book}.jsonl"
-        return ledger_of_table(self.table, book=book)
+            return self.folder / "ledger.jsonl"
+        return ledger_of_table(self.table)
 
     def open_ledger(self, plan: RunPlan) -> Outlook:
         """Open the ledger of the table, or the simulation's own.
@@ -133,7 +133,7 @@ class PartyFiles:
         )
 
     def book_program(self, use: ProgramUse) -> None:
-        """Book a program before it runs, in every ledger that the table has.
+        """Book a program before it runs.
 
         The table's ledger is held from now on: a run beside the program is refused, and a limit.
 
@@ -144,19 +144,12 @@ class PartyFiles:
             BudgetExceededError: If the owner of the table does not allow it; nothing is written
                 then.
             ConfigError: If a run is at work on this table.
-            PrivacyError: If a ledger was altered.
+            PrivacyError: If the ledger was altered.
             StorageError: If the disk takes no more.
         """
-        with contextlib.ExitStack() as opened:
-            held = [self.hold_ledger()]
-            # What a program reads of a primary's table is its own rows, too.
-            path = self.ledger_path("pretraining-ledger")
-            if path.exists():
-                held.append(opened.enter_context(contextlib.closing(LedgerFile(path))))
-            for file in held:
-                file.book.require_program(self.party)
-            for file in held:
-                file.append(use.line())
+        file = self.hold_ledger()
+        file.book.require_program(self.party)
+        file.append(use.line())
 
     def hold_ledger(self) -> LedgerFile:
         """Keep the ledger for this process from now on, before anything is asked for.

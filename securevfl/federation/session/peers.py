@@ -308,28 +308,25 @@ def average_weights(
     request: TypedMessage,
     own: Mapping[str, Tensor],
     *,
-    weight: float,
     number: int,
     bits: Mapping[str, int] = MappingProxyType({}),
 ) -> dict[str, Tensor]:
-    """Return the weighted mean of all parties' weights, and send it to every secondary.
+    """Return the mean of all parties' weights, and send it to every secondary.
 
     Args:
         peers: The secondaries, which answer the request with words of theirs.
         request: Asks for their weights.
         own: The primary's, by name.
-        weight: Of the primary's in the mean.
         number: A new round.
         bits: Binary places by tensor, as :func:`securevfl.mpc.codec.encode_weighted` takes them.
 
     Reveals:
-        To every party: the mean. To the primary: also the sum of the weights. Of two parties, each
-        learns the other's from the mean.
+        To every party: the mean, of which each of two parties learns the other's weights.
     """
     if not peers.ranks:
         # Exact, where words of the ring would round.
         return dict(own)
-    words = encode_weighted(own, weight=weight, parties=len(peers.ranks) + 1, bits=bits)
+    words = encode_weighted(own, weight=1, parties=len(peers.ranks) + 1, bits=bits)
     total = peers.total(request, words, round_number=number)
     mean = decode_mean(total, {name: own[name].shape for name in own}, bits=bits)
     values = {name: value.cpu().numpy() for name, value in mean.items()}

@@ -1,15 +1,11 @@
-"""FedHSSL's settings and encoders: perceptron, embeddings of categorical columns, ResNet-18.
-
-ResNet-18 has four stages of c, 2c, 4c and 8c channels, two basic blocks each; c is 64 in the
-original.
+"""FedHSSL's settings and encoders: a perceptron, with embeddings of categorical columns or not.
 
 Each has a bottom, which never leaves its party, and a top, whose weights parties may average
 (partial model aggregation): equal settings give equal tops, for any features of a party.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar, Literal
 
 import torch
@@ -90,131 +86,7 @@ def continuous_places(num_features: int, columns: Sequence[CategoricalColumn]) -
     return tuple(sorted(set(range(num_features)) - set(taken)))
 
 
-Stem = Literal["imagenet", "small"]
-MakeNorm = Callable[[int], nn.Module]
-
-
-class BasicBlock(nn.Module):
-    """Block of a ResNet: two 3x3 convolutions and a shortcut.
-
-    References:
-        [HZRS16] Figure 2 and Figure 5 (left); projection shortcuts (B) where the shape changes.
-    """
-
-    def __init__(self, inputs: int, outputs: int, *, stride: int, make_norm: MakeNorm) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
-        self.first_norm = make_norm(outputs)
-        self.second = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
-        self.second_norm = make_norm(outputs)
-        self.shortcut: nn.Module = nn.Identity()
-        if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False), make_norm(outputs)
-            )
-
-    def forward(
-        self, images: Float[Tensor, "rows inputs height width"]
-    ) -> Float[Tensor, "rows outputs new_height new_width"]:
-        """Return the block's feature maps."""
-        hidden = functional.relu(self.first_norm(self.first(images)))
-        return functional.relu(self.second_norm(self.second(hidden)) + self.shortcut(images))
-
-
-class ResNetBottom(nn.Module):
-    """Bottom of a ResNet-18: the stem and the first stage."""
-
-    def __init__(
-        self, channels: int, stem_channels: int, *, stem: Stem, make_norm: MakeNorm
-    ) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(
-            *_stem(channels, stem_channels, stem, make_norm),
-            *_stage(stem_channels, stem_channels, stride=1, make_norm=make_norm),
-        )
-
-    def forward(
-        self, images: Float[Tensor, "rows channels height width"]
-    ) -> Float[Tensor, "rows stem_channels new_height new_width"]:
-        """Return feature maps."""
-        maps: Tensor = self.layers(images)
-        return maps
-
-
-class ResNetTop(nn.Module):
-    """Top of a ResNet-18: the last three stages and the average over pixels."""
-
-    def __init__(self, stem_channels: int, *, make_norm: MakeNorm) -> None:
-        super().__init__()
-        blocks: list[nn.Module] = []
-        for stage in range(3):
-            inputs = stem_channels * 2**stage
-            blocks += _stage(inputs, 2 * inputs, stride=2, make_norm=make_norm)
-        self.layers = nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten())
-
-    def forward(
-        self, maps: Float[Tensor, "rows stem_channels height width"]
-    ) -> Float[Tensor, "rows outputs"]:
-        """Return one vector for each image."""
-        outputs: Tensor = self.layers(maps)
-        return outputs
-
-
-def _stem(channels: int, outputs: int, stem: Stem, make_norm: MakeNorm) -> list[nn.Module]:
-    if stem == "small":
-        convolution = nn.Conv2d(channels, outputs, 3, padding=1, bias=False)
-        return [convolution, make_norm(outputs), nn.ReLU()]
-    convolution = nn.Conv2d(channels, outputs, 7, stride=2, padding=3, bias=False)
-    return [convolution, make_norm(outputs), nn.ReLU(), nn.MaxPool2d(3, stride=2, padding=1)]
-
-
-def _stage(inputs: int, outputs: int, *, stride: int, make_norm: MakeNorm) -> list[nn.Module]:
-    return [
-        BasicBlock(inputs, outputs, stride=stride, make_norm=make_norm),
-        BasicBlock(outputs, outputs, stride=1, make_norm=make_norm),
-    ]
-
-
 Norm = Literal["batch", "layer", "none"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EncoderConfig:
-    """Layers of an encoder; equal at parties that aggregate their tops."""
-
-    kind: Literal["mlp", "embedding", "resnet18"] = "mlp"
-    """Kind of encoder: a perceptron, a perceptron with an embedding of each categorical column, or
-    a ResNet-18."""
-
-    hidden: checks.Width = 512
-    """Width of the first fully-connected layer; ``resnet18`` has none."""
-
-    width: checks.Width = 512
-    """H, width of the representation; of ``resnet18`` a multiple of 8 (its stem has H/8)."""
-
-    embedding: checks.Width = 32
-    """Width of one categorical column's embedding."""
-
-    norm: Norm = "batch"
-    """``batch`` mixes the rows of a batch, so no differentially private bottom may have it;
-    ``layer`` normalises each row separately."""
-
-    image: tuple[checks.Width, ...] = ()
-    """Channels, height and width of an image whose pixels are the feature columns, in that order.
-    """
-
-    stem: Stem = "imagenet"
-    """First layers of ``resnet18``: 7x7 with stride 2 and pooling, or 3x3 for small images."""
-
-    def __post_init__(self) -> None:
-        checks.require_limits(self)
-        if self.kind == "resnet18":
-            if len(self.image) != 3 or min(self.image) < 1:
-                raise ConfigError(
-                    f"image must be (channels, height, width) for a resnet18, got {self.image}"
-                )
-            if self.width % 8:
-                raise ConfigError(f"width of a resnet18 must be a multiple of 8, got {self.width}")
 
 
 class Encoder(nn.Module):
@@ -233,56 +105,6 @@ class Encoder(nn.Module):
         """Return one representation for each row."""
         outputs: Tensor = self.top(self.bottom(features))
         return outputs
-
-
-def build_encoder(
-    config: EncoderConfig, *, num_features: int, columns: Sequence[CategoricalColumn] = ()
-) -> Encoder:
-    """Build an encoder, ready to be initialised.
-
-    Args:
-        config: The encoder's layers.
-        num_features: Feature columns of the party's table; an image's pixels, flattened.
-        columns: Categorical columns, read by ``kind = "embedding"`` alone.
-
-    Raises:
-        ConfigError: If the features are not an image of the given shape, or a categorical column
-            does not exist.
-
-    References:
-        [FedHSSL] Table III: two fully-connected layers (NUS-WIDE), an embedding layer before them
-        (Avazu), ResNet-18 (BHI, ModelNet). The top is the last fully-connected layer, or the last
-        three of ResNet-18's four stages.
-    """
-    checks.at_least(0, num_features=num_features)
-    if config.kind == "resnet18":
-        channels, height, width = config.image
-        if num_features != channels * height * width:
-            raise ConfigError(
-                f"image: {channels} x {height} x {width} has {channels * height * width} values, "
-                f"the table has {num_features} feature columns"
-            )
-        stem_channels = config.width // 8
-        make_norm = partial(_image_norm, config.norm)
-        return Encoder(
-            nn.Sequential(
-                nn.Unflatten(1, (channels, height, width)),
-                ResNetBottom(channels, stem_channels, stem=config.stem, make_norm=make_norm),
-            ),
-            ResNetTop(stem_channels, make_norm=make_norm),
-            config.width,
-        )
-    first: list[nn.Module] = []
-    inputs = num_features
-    if config.kind == "embedding":
-        embedded = EmbeddedColumns(num_features, columns, width=config.embedding)
-        first.append(embedded)
-        inputs = embedded.num_outputs
-    return Encoder(
-        nn.Sequential(*first, *_layer(inputs, config.hidden, config.norm)),
-        nn.Sequential(*_layer(config.hidden, config.width, config.norm)),
-        config.width,
-    )
 
 
 class EmbeddedColumns(nn.Module):
@@ -339,13 +161,6 @@ def _layer(inputs: int, outputs: int, norm: Norm) -> list[nn.Module]:
     return [*layers, nn.ReLU()]
 
 
-def _image_norm(norm: Norm, channels: int) -> nn.Module:
-    if norm == "batch":
-        return nn.BatchNorm2d(channels)
-    # One group is a layer norm over the channels and pixels of one image.
-    return nn.GroupNorm(1, channels) if norm == "layer" else nn.Identity()
-
-
 EncoderName = Literal["cross", "local"]
 
 
@@ -357,7 +172,7 @@ class FedHSSLConfig:
     """Steps of pretraining: cross-party learning, local learning (guided by the cross-party
     encoder where there is one), aggregation of local top encoders."""
 
-    encoder: Literal["mlp", "embedding", "resnet18"] = "mlp"
+    encoder: Literal["mlp", "embedding"] = "mlp"
     """Encoder of a record; ``embedding`` for tables with categorical columns."""
 
     encoder_hidden: checks.Width = 512
@@ -371,12 +186,6 @@ class FedHSSLConfig:
 
     norm: Norm = "batch"
     """``batch`` mixes rows of a batch, which no noise covers; the others do not."""
-
-    image: tuple[checks.Width, ...] = ()
-    """Channels, height and width of the image that a record is, for ``resnet18``."""
-
-    stem: Stem = "imagenet"
-    """First layers of ``resnet18``; ``small`` for small images."""
 
     encoders: Literal["both", "cross", "local"] = "both"
     """Pretrained encoders to fine-tune; their outputs are concatenated."""
@@ -412,20 +221,6 @@ class FedHSSLConfig:
             raise ConfigError("average_positions_every must be 0: there are no positions")
         if not self.used_encoders:
             raise ConfigError(f"encoders: this method has no {self.encoders} encoder")
-        _ = self.encoder_config
-
-    @property
-    def encoder_config(self) -> EncoderConfig:
-        """Settings of one encoder."""
-        return EncoderConfig(
-            kind=self.encoder,
-            hidden=self.encoder_hidden,
-            width=self.hidden,
-            embedding=self.embedding,
-            norm=self.norm,
-            image=self.image,
-            stem=self.stem,
-        )
 
     def columns(self, feature_names: Sequence[str]) -> tuple[CategoricalColumn, ...]:
         """Return a table's categorical columns if the encoder embeds them, else none."""
@@ -443,6 +238,37 @@ class FedHSSLConfig:
     def cut_shape(self) -> tuple[int, int]:
         """(L, H) of the aggregate."""
         return (1, self.hidden * len(self.used_encoders))
+
+
+def build_encoder(
+    config: FedHSSLConfig, *, num_features: int, columns: Sequence[CategoricalColumn] = ()
+) -> Encoder:
+    """Build an encoder, ready to be initialised.
+
+    Args:
+        config: The model's settings.
+        num_features: Feature columns of the party's table.
+        columns: Categorical columns, read by ``encoder = "embedding"`` alone.
+
+    Raises:
+        ConfigError: If a categorical column does not exist.
+
+    References:
+        [FedHSSL] Table III: two fully-connected layers (NUS-WIDE), an embedding layer before them
+        (Avazu). The top is the last fully-connected layer.
+    """
+    checks.at_least(0, num_features=num_features)
+    first: list[nn.Module] = []
+    inputs = num_features
+    if config.encoder == "embedding":
+        embedded = EmbeddedColumns(num_features, columns, width=config.embedding)
+        first.append(embedded)
+        inputs = embedded.num_outputs
+    return Encoder(
+        nn.Sequential(*first, *_layer(inputs, config.encoder_hidden, config.norm)),
+        nn.Sequential(*_layer(config.encoder_hidden, config.hidden, config.norm)),
+        config.hidden,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -78,22 +78,6 @@ class Attention(nn.Module):
         query, key, value = (gather_records(part, place) for part in self._project(records))
         return self._mix(query, key, value, bias)
 
-    def weights(
-        self,
-        queries: Float[Tensor, "batch queries width"],
-        memory: Float[Tensor, "batch memory width"],
-        bias: Float[Tensor, "batch memory"] | None = None,
-    ) -> Float[Tensor, "batch heads queries memory"]:
-        """Return the attention weights of :meth:`forward`.
-
-        Args:
-            queries: As of :meth:`forward`.
-            memory: Likewise.
-            bias: Likewise.
-        """
-        key, _ = self.key_value(memory).chunk(2, dim=-1)
-        return self._weights(self.query(queries) * self._scale, key, bias)
-
     def _project(self, inputs: Tensor) -> tuple[Tensor, ...]:
         """Return scaled queries, keys and values by one product."""
         weight = torch.cat([self.query.weight * self._scale, self.key_value.weight])
@@ -127,15 +111,12 @@ class Attention(nn.Module):
         return out
 
     def _mix(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
-        mixed_BhQE = self._weights(query, key, bias) @ self._by_head(value)
-        out: Tensor = self.out(mixed_BhQE.transpose(1, 2).flatten(2))
-        return out
-
-    def _weights(self, query: Tensor, key: Tensor, bias: Tensor | None) -> Tensor:
         scores_BhQM = self._by_head(query) @ self._by_head(key).transpose(2, 3)
         if bias is not None:
             scores_BhQM = scores_BhQM.add_(bias[:, None, None, :])
-        return softmax(scores_BhQM)
+        mixed_BhQE = softmax(scores_BhQM) @ self._by_head(value)
+        out: Tensor = self.out(mixed_BhQE.transpose(1, 2).flatten(2))
+        return out
 
     def _by_head(self, projected: Tensor) -> Tensor:
         return projected.unflatten(2, (self.heads, -1)).transpose(1, 2)
@@ -239,15 +220,6 @@ class EncoderBlock(_Block):
         hidden = self._add(hidden, self.attention_norm, attend)
         return self._add(hidden, self.forward_norm, self.feed_forward)
 
-    def weights(
-        self,
-        hidden: Float[Tensor, "batch links width"],
-        bias: Float[Tensor, "batch links"] | None = None,
-    ) -> Float[Tensor, "batch heads links links"]:
-        """Return the weights of the links' attention to one another; see :class:`Attention`."""
-        attending = self.attention_norm(hidden) if self.norm_first else hidden
-        return self.attention.weights(attending, attending, bias)
-
     def of_distinct(
         self,
         records: Float[Tensor, "records width"],
@@ -287,32 +259,17 @@ class DecoderBlock(_Block):
     ) -> Float[Tensor, "batch queries width"]:
         """Return the block's output; ``bias`` is added to the scores of memory positions."""
 
-        def look_up(inputs: Tensor) -> Tensor:
-            out: Tensor = self.attention_dropout(self.memory_attention(inputs, memory, bias))
-            return out
-
-        hidden = self._add(self._looking(hidden), self.memory_norm, look_up)
-        return self._add(hidden, self.forward_norm, self.feed_forward)
-
-    def weights(
-        self,
-        hidden: Float[Tensor, "batch queries width"],
-        memory: Float[Tensor, "batch memory width"],
-        bias: Float[Tensor, "batch memory"] | None = None,
-    ) -> Float[Tensor, "batch heads queries memory"]:
-        """Return the weights of the queries' attention to the memory in :meth:`forward`."""
-        looking = self._looking(hidden)
-        asking = self.memory_norm(looking) if self.norm_first else looking
-        return self.memory_attention.weights(asking, memory, bias)
-
-    def _looking(self, hidden: Tensor) -> Tensor:
-        """Return the queries after their self-attention."""
-
         def attend(inputs: Tensor) -> Tensor:
             out: Tensor = self.attention_dropout(self.self_attention.among(inputs))
             return out
 
-        return self._add(hidden, self.self_norm, attend)
+        def look_up(inputs: Tensor) -> Tensor:
+            out: Tensor = self.attention_dropout(self.memory_attention(inputs, memory, bias))
+            return out
+
+        hidden = self._add(hidden, self.self_norm, attend)
+        hidden = self._add(hidden, self.memory_norm, look_up)
+        return self._add(hidden, self.forward_norm, self.feed_forward)
 
 
 def last_norm(config: FeTConfig) -> nn.Module:

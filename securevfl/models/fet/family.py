@@ -4,9 +4,8 @@ The top models are an attention decoder and an additive one. B = rows of a batch
 row, L = positions of the aggregate, D = key dimension.
 """
 
-import math
 from types import MappingProxyType
-from typing import Any, Final, cast
+from typing import Final, cast
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -27,7 +26,7 @@ from securevfl.models.fet.attention import DecoderBlock, EncoderBlock, gather_re
 from securevfl.models.fet.positions import FourierPositions, fourier_positions
 from securevfl.models.fet.settings import FeTConfig
 from securevfl.models.frozen import FrozenBottom
-from securevfl.models.layers import MLP, ByteDropout, LayerNorm, finite, known_full, rank_scores
+from securevfl.models.layers import MLP, ByteDropout, LayerNorm, known_full, rank_scores
 
 
 class RecordEmbedding(nn.Module):
@@ -189,42 +188,6 @@ class FeTBottom(nn.Module):
             return _pool(hidden, bias, present)
         return hidden if known_full(present) else _of_links(hidden, present)
 
-    def explain(
-        self, features: RecordFeatures, keys: RecordKeys, present: Present
-    ) -> dict[str, Any]:
-        """Return the mask over key space and the attention that links get.
-
-        ``mask`` is the result of :func:`mask_pictures`, ``mask_by_rank`` that of the function of
-        that name, and ``attention`` a list for each block, from :func:`attention_by_rank`.
-        ``notes`` say why something is missing.
-
-        References:
-            [FeT] section 5.1, Figure 3.
-
-        Reveals:
-            Values of weights that were trained on private records, and means over records: the
-            result stays with the party.
-        """
-        explanation: dict[str, Any] = {"key_dim": keys.shape[2], "notes": []}
-        if self.mask is None:
-            explanation["notes"].append("no mask was learned: model.dynamic_masking is false")
-        else:
-            explanation["mask"] = mask_pictures(self.mask, keys, present)
-        if present.shape[1] == 1 or not bool(present.any()):
-            explanation["notes"].append("attention has no choice: rows have one link at most")
-            return explanation
-        scores = self._link_scores(keys, present)
-        if scores is not None:
-            explanation["mask_by_rank"] = mask_by_rank(scores, present)
-        bias = attention_bias(scores, present)
-        explanation["attention"] = []
-        hidden = self.embedding(features, keys)
-        for block in self.blocks:
-            weights = cast(EncoderBlock, block).weights(hidden, bias)
-            explanation["attention"].append(attention_by_rank(weights, present))
-            hidden = block(hidden, bias)
-        return explanation
-
     def _link_scores(self, keys: Tensor, present: Tensor) -> Tensor | None:
         scores = None if self.mask is None else self.mask(keys, present)
         if self.rank_bias is None:
@@ -241,116 +204,6 @@ def _of_links(hidden: Tensor, present: Tensor) -> Tensor:
 def _pool(hidden: Tensor, bias: Tensor, present: Tensor) -> Tensor:
     pooled = bias.softmax(dim=1).unsqueeze(1) @ hidden
     return pooled * present.any(dim=1)[:, None, None]
-
-
-_POINTS: Final = 200
-_PLACES: Final = (-1.0, 0.0, 1.0)
-_GOLDEN_ANGLE: Final = math.pi * (3 - math.sqrt(5))
-# The spread drawn for keys that are all equal.
-_SOME_SPREAD: Final = 0.5
-
-
-def mask_pictures(
-    mask: nn.Module,
-    keys: Float[Tensor, "batch links dimension"],
-    present: Bool[Tensor, "batch links"],
-) -> list[dict[str, Any]]:
-    """Return the mask's values at synthetic links around three synthetic rows.
-
-    Each row has its links evenly around it, nearest first: on a line for keys of one dimension,
-    else in a disc of the first two dimensions (the others equal the row's). Positions follow from
-    the batch: rows at the mean of the batch's rows and one deviation to either side of it, links
-    with the median row's spread. No link of the batch is shown.
-
-    Args:
-        mask: A :class:`securevfl.models.fet.family.DynamicMask` or ``JoinedMask``.
-        keys: Keys of a batch's links.
-        present: Mask of the links that exist.
-
-    Returns:
-        For each row: ``row`` (D numbers), ``links`` (two numbers each, or one) and ``mask`` (one
-        number each, the bias of the link's attention scores).
-
-    References:
-        [FeT] section 5.1, Dynamic Masking and Figure 3, which shows links of real rows.
-    """
-    dimension = keys.shape[2]
-    shown = min(dimension, 2)
-    rows, deviation, spread = _neighbourhoods(keys, present)
-    points = keys.shape[1] if isinstance(mask, JoinedMask) else _POINTS
-    around = keys.new_zeros(points, dimension)
-    around[:, :shown] = (_line(points) if shown == 1 else _disc(points)).to(keys.device)
-    around *= spread / around.square().sum(dim=1).mean().sqrt().clamp_min(1e-12)
-    pictures = []
-    for place in _PLACES:
-        row = rows + place * deviation
-        links = row + around
-        there = torch.ones(1, points, dtype=torch.bool, device=keys.device)
-        with torch.no_grad():
-            values = mask(links.unsqueeze(0), there).squeeze(0)
-        pictures.append(
-            {"row": finite(row), "links": finite(links[:, :shown]), "mask": finite(values)}
-        )
-    return pictures
-
-
-def _neighbourhoods(keys: Tensor, present: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the mean and deviation of the centres of rows' links, and the links' median spread."""
-    linked = present.any(dim=1)
-    keys, there = keys[linked].nan_to_num(0.0), present[linked].unsqueeze(-1).to(keys.dtype)
-    if not len(keys):
-        still = keys.new_zeros(keys.shape[2])
-        return still, still + 1, keys.new_tensor(_SOME_SPREAD)
-    count = there.sum(dim=1)
-    centres = (keys * there).sum(dim=1) / count
-    away = ((keys - centres.unsqueeze(1)).square() * there).sum(dim=(1, 2)) / count.squeeze(1)
-    spread = away.sqrt().median()
-    deviation = centres.std(dim=0, correction=0)
-    return centres.mean(dim=0), deviation, spread if float(spread) > 0 else spread + _SOME_SPREAD
-
-
-def _line(points: int) -> Tensor:
-    """Return points alternately left and right of 0, nearest first; shape (points, 1)."""
-    steps = torch.arange(1, points + 1)
-    signs = torch.where(steps % 2 == 0, 1.0, -1.0)
-    return (signs * torch.div(steps, 2, rounding_mode="floor")).unsqueeze(1)
-
-
-def _disc(points: int) -> Tensor:
-    """Return points that fill a disc evenly, nearest first (Vogel's spiral); (points, 2)."""
-    number = torch.arange(points, dtype=torch.float32)
-    angle, radius = number * _GOLDEN_ANGLE, (number / points).sqrt()
-    return torch.stack([radius * angle.cos(), radius * angle.sin()], dim=1)
-
-
-def attention_by_rank(
-    weights: Float[Tensor, "batch heads queries memory"],
-    present: Bool[Tensor, "batch memory"] | None = None,
-) -> list[float]:
-    """Return each position's mean attention over rows, heads and queries.
-
-    Args:
-        weights: Attention weights of one layer; each query's sum to 1.
-        present: Mask of the links that exist, where queries are links too; absent queries and rows
-            without a link are left out. None: all exist.
-
-    Returns:
-        One number for each position, nearest link first; they sum to 1.
-    """
-    over_heads = weights.mean(dim=1)
-    if present is None:
-        return finite(over_heads.mean(dim=(0, 1)))
-    asks = present.to(weights.dtype).unsqueeze(-1)
-    by_row = (over_heads * asks).sum(dim=1) / asks.sum(dim=1).clamp_min(1)
-    return finite(by_row[present.any(dim=1)].mean(dim=0))
-
-
-def mask_by_rank(
-    bias: Float[Tensor, "batch links"] | None, present: Bool[Tensor, "batch links"]
-) -> list[float]:
-    """Return each link's mean share by mask and ranks alone: the softmax of their sum."""
-    weights = attention_bias(bias, present).softmax(dim=1)[present.any(dim=1)]
-    return finite(weights.mean(dim=0))
 
 
 # The variance of a clipped aggregate may be 1e-6; the usual 1e-5 would swallow it.
@@ -397,53 +250,19 @@ class FeTTop(nn.Module):
         self, features: RowFeatures, keys: RowKeys, aggregate: Aggregate, similarities: Similarities
     ) -> Float[Tensor, "batch outputs"]:
         """Return the outputs of a batch; this family ignores similarities."""
-        hidden, memory = self._own_and_memory(features, keys, aggregate)
-        bias = self._bias_of(memory)
-        for block in self.decoder:
-            hidden = block(hidden, memory, bias)
-        out: Tensor = self.output(self.norm(hidden.squeeze(1)))
-        return out
-
-    def _own_and_memory(
-        self, features: Tensor, keys: Tensor, aggregate: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return the decoder's input and its memory."""
         hidden = self.embedding(features, keys).unsqueeze(1)
         for block in self.encoder:
             hidden = block(hidden)
         if self.own_clip_norm is not None:
             hidden = hidden.renorm(2, 0, self.own_clip_norm)
         memory = self.memory_norm(aggregate)
-        return hidden, memory if self.ranks is None else memory + self.ranks
-
-    def _bias_of(self, memory: Tensor) -> Tensor | None:
-        """Return the attention bias of the positions' ranks, (B, L)."""
-        return None if self.rank_bias is None else self.rank_bias.expand(memory.shape[0], -1)
-
-    def explain(
-        self, features: RowFeatures, keys: RowKeys, aggregate: Aggregate, similarities: Similarities
-    ) -> dict[str, Any]:
-        """Return the decoder's attention to positions of the aggregate.
-
-        Position j averages the secondaries' representations at their j-th nearest links.
-        ``attention`` is a list for each block; ``notes`` say why something is missing.
-
-        References:
-            [FeT] section 5.1, figure 2.
-
-        Reveals:
-            Nothing: the result is computed from earlier releases.
-        """
-        if aggregate.shape[1] == 1:
-            return {"notes": ["the decoder attends to the one position that was released"]}
-        hidden, memory = self._own_and_memory(features, keys, aggregate)
-        bias = self._bias_of(memory)
-        attention = []
+        if self.ranks is not None:
+            memory = memory + self.ranks
+        bias = None if self.rank_bias is None else self.rank_bias.expand(memory.shape[0], -1)
         for block in self.decoder:
-            weights = cast(DecoderBlock, block).weights(hidden, memory, bias)
-            attention.append(attention_by_rank(weights))
             hidden = block(hidden, memory, bias)
-        return {"attention": attention}
+        out: Tensor = self.output(self.norm(hidden.squeeze(1)))
+        return out
 
 
 _OWN_WIDTHS: Final = (128, 64)
@@ -517,12 +336,6 @@ class AdditiveTop(nn.Module):
         released = self.drop(self.scale(aggregate.flatten(1)))
         out: Tensor = self.own_output(own) + self.linear(released)
         return out + self.joint(torch.cat([own, released], dim=1))
-
-    def explain(
-        self, features: RowFeatures, keys: RowKeys, aggregate: Aggregate, similarities: Similarities
-    ) -> dict[str, Any]:
-        """Return a note that there is nothing to show."""
-        return {"notes": ["an additive top model attends to no link"]}
 
 
 class FeTFamily(Family[FeTConfig]):

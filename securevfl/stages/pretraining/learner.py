@@ -26,7 +26,7 @@ from securevfl.models.fedhssl.encoders import (
 )
 from securevfl.models.layers import initialise
 from securevfl.models.optimisers import build_optimizer
-from securevfl.stages.pretraining.augment import Augmentation, AugmentedImages, CorruptedFeatures
+from securevfl.stages.pretraining.augment import CorruptedFeatures
 
 # As in torch's normalize: a vector of zeros has no direction, and stays.
 _SHORTEST: Final = 1e-12
@@ -194,19 +194,10 @@ class Tower(nn.Module):
         self.precision = settings.precision
         self.follower: nn.Module | None = None
 
-    def start(self, *, seed: int, shared_seed: int | None) -> None:
-        """Draw all weights, and start the target as a copy.
-
-        Args:
-            seed: The party's own.
-            shared_seed: All parties' seed of :meth:`shared_weights`; None draws these from ``seed``
-                too.
-        """
+    def start(self, *, seed: int) -> None:
+        """Draw all weights from the party's own seed, and start the target as a copy."""
         self.follower = None
         initialise(self, seed=seed, positions_seed=0)
-        if shared_seed is not None:
-            for number, part in enumerate(self._shared_modules()):
-                initialise(part, seed=shared_seed + number, positions_seed=0)
         if self.momentum:
             self.follower = nn.Sequential(
                 copy.deepcopy(self.encoder), copy.deepcopy(self.projector)
@@ -224,18 +215,17 @@ class Tower(nn.Module):
     def target(
         self,
         features: Float[Tensor, "rows features"],
-        projected: Float[Tensor, "rows width"] | None,
+        projected: Float[Tensor, "rows width"],
     ) -> Float[Tensor, "rows width"]:
         """Return the target projections, whose directions another view learns from.
 
         Args:
             features: The rows.
-            projected: Their online projection, which is the target without a follower; None
-                computes it here.
+            projected: Their online projection, which is the target without a follower.
         """
         if self.follower is not None:
             return self._through(features, self.follower)
-        return self(features) if projected is None else projected.detach()
+        return projected.detach()
 
     @torch.no_grad()
     def guide(self, features: Float[Tensor, "rows features"]) -> Float[Tensor, "rows width"]:
@@ -343,7 +333,7 @@ class PartyLearner:
         num_features: int,
         columns: Sequence[CategoricalColumn] = (),
         records: int,
-        augment: Augmentation,
+        augment: CorruptedFeatures,
         party: str,
         seed: int,
         device: torch.device,
@@ -373,17 +363,10 @@ class PartyLearner:
             if name not in config.STEPS:
                 continue
             with torch.random.fork_rng(devices=[]):
-                encoder = build_encoder(
-                    config.encoder_config, num_features=num_features, columns=columns
-                )
+                encoder = build_encoder(config, num_features=num_features, columns=columns)
                 # The other parties are the targets of a cross-party encoder.
-                follows = name == "local" or settings.sends == "target"
-                tower = Tower(encoder, settings, follows=follows)
-            shared = derive_seed(seed, "init", "shared", name)
-            tower.start(
-                seed=derive_seed(seed, "init", party, name),
-                shared_seed=shared if settings.start == "shared" else None,
-            )
+                tower = Tower(encoder, settings, follows=name == "local")
+            tower.start(seed=derive_seed(seed, "init", party, name))
             self.towers[name] = tower.to(device).train()
             self._optimizers[name] = self._optimizer(tower)
         self._objectives = {
@@ -406,13 +389,11 @@ class PartyLearner:
             Nothing yet; the exchange of pretraining sends the result, protected or not.
 
         References:
-            [FedHSSL] Algorithm 1, line 6: the online encoder's; with ``sends = "target"``, those of
-            its moving average.
+            [FedHSSL] Algorithm 1, line 6.
         """
-        tower = self.towers["cross"]
-        projected = tower(self._view(features))
+        projected = self.towers["cross"](features)
         self._pending = [(features, projected)]
-        return tower.target(features, projected)
+        return projected.detach()
 
     def learn_cross(self, targets: Sequence[Float[Tensor, "rows width"]]) -> Float[Tensor, ""]:
         """Learn from other parties' projections of the rows of the last :meth:`project`.
@@ -431,7 +412,7 @@ class PartyLearner:
         losses = []
         for update in range(self.settings.local_updates):
             if update:
-                projected = tower(self._view(features))
+                projected = tower(features)
             loss = objective(tower.predict(projected), targets)
             self._step("cross", loss)
             losses.append(loss.detach())
@@ -512,11 +493,6 @@ class PartyLearner:
                 objective.queue.load_state(state["queues"][kind])
         self.generator.set_state(state["generator"].cpu())
 
-    def _view(self, features: Tensor) -> Tensor:
-        if not self.settings.augment_aligned:
-            return features
-        return self.augment(features, self.generator)
-
     def _objective(self, records: int, seed: int) -> Objective:
         settings, queue = self.settings, None
         if settings.algorithm == "moco":
@@ -569,22 +545,11 @@ def build_learner(
         num_features=features.shape[1],
         columns=settings.columns(feature_names),
         records=len(features),
-        augment=_augmentation(settings, pretraining, features, feature_names),
+        # A perceptron reads words as 0/1 columns, but a word is still replaced as a whole.
+        augment=CorruptedFeatures(
+            features, rate=pretraining.corruption, columns=one_hot_columns(feature_names)
+        ),
         party=party,
         seed=seed,
         device=features.device,
     )
-
-
-def _augmentation(
-    settings: FedHSSLConfig,
-    pretraining: PretrainingSettings,
-    features: Float[Tensor, "records features"],
-    feature_names: Sequence[str],
-) -> Augmentation:
-    if settings.encoder == "resnet18":
-        low, high = (float(end) for end in torch.aminmax(features))
-        return AugmentedImages(image=settings.image, low=low, high=high)
-    # A perceptron reads words as 0/1 columns, but a word is still replaced as a whole.
-    columns = one_hot_columns(feature_names)
-    return CorruptedFeatures(features, rate=pretraining.corruption, columns=columns)

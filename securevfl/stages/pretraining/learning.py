@@ -133,16 +133,6 @@ class LearnerWithRecords:
     _local_losses: list[Tensor] = field(default_factory=list, init=False)
     _spreads: dict[str, Tensor] = field(default_factory=dict, init=False)
 
-    @property
-    def weight(self) -> int:
-        """The party's say in aggregated weights.
-
-        References:
-            [FedHSSL] Algorithm 1, line 32: 1/K, so all equal. ``weights = "records"`` weighs by
-            the records that each learns from.
-        """
-        return len(self.own) if self.learner.settings.weights == "records" else 1
-
     def begin_iteration(self, iteration: int, steps: Sequence[str]) -> None:
         """Get ready for an iteration, counted from 0, with these steps."""
         if iteration and "aggregate" in steps:

@@ -46,11 +46,7 @@ class IterationBegin(DeclaredMessage):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class CrossBatch(DeclaredMessage):
-    """Row ids of a batch and the primary's projections of them.
-
-    The projections carry the noise that ``pretraining.primary_sends`` or ``iso_projections`` asks
-    for.
-    """
+    """Row ids of a batch and the primary's projections of them."""
 
     KIND: ClassVar = PretrainingKind.CROSS
     WAY: ClassVar = "primary to every secondary"

@@ -3,11 +3,11 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from securevfl.core import progress
@@ -16,6 +16,7 @@ from securevfl.core.devices import read_together, reads, to_device
 from securevfl.core.errors import ProtocolError
 from securevfl.core.progress import Observer
 from securevfl.federation.messages import Mean
+from securevfl.federation.rounds.cut import CutLayer
 from securevfl.federation.rounds.secondary import SecondaryData
 from securevfl.federation.run_plan import RoundCounter
 from securevfl.federation.session.peers import (
@@ -30,7 +31,7 @@ from securevfl.federation.session.peers import (
 )
 from securevfl.federation.stage import StageAtSecondary
 from securevfl.models.family import PretrainingSettings
-from securevfl.mpc.codec import encode_weighted, words_needed
+from securevfl.mpc.codec import RingFormat, encode_weighted, quantise, words_needed
 from securevfl.stages.pretraining.learner import unit
 from securevfl.stages.pretraining.learning import (
     CollapseWatch,
@@ -48,12 +49,9 @@ from securevfl.stages.pretraining.messages import (
     Projections,
     TopsRequest,
 )
-from securevfl.stages.pretraining.projections import (
-    ProjectionMechanism,
-    projection_cut,
-    projection_words,
-    sent_weights,
-)
+
+# A vector is of length 1 but for the rounding of float32.
+_LONGEST: Final = 1 + 2.0**-20
 
 BuildLearner = Callable[[npt.NDArray[np.int64]], LearnerWithRecords]
 """Makes the learner once it is known which of the party's records it may learn from."""
@@ -158,11 +156,9 @@ class PretrainingSecondary(StageAtSecondary):
         """Answer with the weighted words of the local top encoder."""
         number = request.round_number
         self.validator.validate_tops(number)
-        own, weight = self.learning.learner.shared_weights(), self.learning.weight
+        own = self.learning.learner.shared_weights()
         reply.prepare(words_needed(shapes_of(own)), round_number=number)
-        words = encode_weighted(
-            own, weight=weight, parties=self.parties + 1, bits=self.learning.bits
-        )
+        words = encode_weighted(own, weight=1, parties=self.parties + 1, bits=self.learning.bits)
         reply.add(words, round_number=number)
         return Mean
 
@@ -206,8 +202,6 @@ class PretrainingRun:
     _: KW_ONLY
     steps: tuple[str, ...]
     """Steps of an iteration that the family has."""
-    projection_mechanism: ProjectionMechanism
-    """Protects the primary's projections."""
     rounds: RoundCounter
     save: Callable[[int, dict[str, Any]], None]
     """Saves a checkpoint's state after so many iterations."""
@@ -225,8 +219,7 @@ class PretrainingRun:
         Reveals:
             To the secondaries: which rows are for validation and testing, and the iteration. In
             cross-party steps, what :meth:`exchange_projections` reveals; in aggregation, to every
-            party the mean of all local top encoders, and to the primary the sum of their weights:
-            the number of parties or, with ``weights = "records"``, of all parties' records.
+            party the mean of all local top encoders.
         """
         total = self.learning.learner.settings.iterations
         if start >= total:
@@ -271,8 +264,7 @@ class PretrainingRun:
                 number = self.rounds.next()
                 with read_together():
                     own = self.learning.project(rows, round_number=number)
-                    sent = self.projection_mechanism(own, round_number=number)
-                    targets = self.exchange_projections(rows, sent, round_number=number)
+                    targets = self.exchange_projections(rows, unit(own), round_number=number)
                 self.learning.learn_cross(targets)
                 self.observe(
                     progress.PretrainingRound(iteration=iteration + 1, done=done, of=len(parts))
@@ -285,7 +277,7 @@ class PretrainingRun:
 
         Args:
             rows: The batch.
-            sent: The primary's projections, protected as its settings say.
+            sent: The primary's unit vectors.
             round_number: A new round.
 
         Returns:
@@ -307,13 +299,11 @@ class PretrainingRun:
         return [cut.decode(total, rows=len(rows), active=active, round_number=round_number)]
 
     def _aggregate(self) -> None:
-        scale = self.learning.learner.settings.iso_weights
         number = self.rounds.next()
         mean = average_weights(
             self.peers,
             TopsRequest(round_number=number),
-            sent_weights(self.learning.learner.shared_weights(), scale),
-            weight=self.learning.weight,
+            self.learning.learner.shared_weights(),
             number=number,
             bits=self.learning.bits,
         )
@@ -329,3 +319,16 @@ class PretrainingRun:
                 line[name] = sum(values) / len(values)
         self.history.append(line)
         return line
+
+
+def projection_cut(width: int, *, parties: int) -> CutLayer:
+    """Return the format in which so many secondaries' unit vectors are averaged."""
+    ring = RingFormat.choose(clip_norm=1.0, noise_share_std=0.0, parties=parties)
+    return CutLayer(ring=ring, slots=1, shape=(width,), clip_norm=_LONGEST)
+
+
+def projection_words(
+    vectors: Float[Tensor, "batch width"], cut: CutLayer
+) -> Int64[Tensor, " words"]:
+    """Return a secondary's unit vectors as words of the sum."""
+    return cut.encode(quantise(vectors, cut.ring))

@@ -3,25 +3,12 @@
 from collections.abc import Iterator
 
 from securevfl.config.federation import FederationConfig
-from securevfl.config.stage_policy import ISO, NOT_COVERED, Channel, StagePolicy
+from securevfl.config.stage_policy import NOT_COVERED, Channel, StagePolicy
 from securevfl.core.errors import ConfigError
 
 
-def wants_pretraining(config: FederationConfig) -> bool:
-    """Return whether a run begins with pretraining of its own."""
-    return bool(config.family.pretraining) and config.pretraining.checkpoint is None
-
-
-def nothing_to_pretrain() -> ConfigError:
-    """Return the refusal of a pretraining that has no steps."""
-    return ConfigError(
-        "model.family: there is nothing to pretrain: choose a family that pretrains, such as "
-        '"fedhssl", and no pretraining.checkpoint'
-    )
-
-
 class PretrainingPolicy(StagePolicy):
-    """Rules and disclosure of families that pretrain, in this run or in one before it."""
+    """Rules and disclosure of families that pretrain."""
 
     def applies(self, config: FederationConfig) -> bool:
         """Return whether the family pretrains."""
@@ -83,18 +70,11 @@ def _projections(config: FederationConfig) -> Iterator[Channel]:
         "primary",
         refusal=_without_noise(config, "averages of projections"),
     )
-    seen, covered = "unit vectors of every aligned row", NOT_COVERED
-    if settings.primary_sends == "gaussian":
-        covered = (
-            f"covered by epsilon = {settings.epsilon} of its own ledger; any one row of the primary"
-        )
-    elif settings.iso_projections:
-        seen = "projections of every aligned row behind ISO noise, the longest's length in a batch"
-        covered = f"{ISO} that length"
     yield Channel(
         "pretraining, from the primary",
-        f"every secondary: the primary's {seen}, made without labels; and which rows are held out",
-        covered,
+        "every secondary: the primary's unit vectors of every aligned row, made without labels; "
+        "and which rows are held out",
+        NOT_COVERED,
         "primary",
         "secondaries",
     )
@@ -102,19 +82,12 @@ def _projections(config: FederationConfig) -> Iterator[Channel]:
 
 def _aggregation(config: FederationConfig) -> Channel:
     """Return what means of local top encoders show."""
-    settings = config.pretraining
-    reveals = "every party: the mean of all parties' local top encoders and heads"
-    if settings.weights == "records":
-        reveals += ", weighted by records; the primary: how many records all have together"
     covered = "heuristic: a secure mean without noise"
     if len(config.secondaries) == 1:
         covered = "not covered: with one secondary the mean gives its weights away"
-    if settings.iso_weights:
-        reveals += "; the primary's part is behind ISO noise, but for batch norms' statistics"
-        covered += f"; of the primary's weights {ISO} each layer's longest row"
     return Channel(
         "pretraining, aggregation of models",
-        reveals,
+        "every party: the mean of all parties' local top encoders and heads",
         covered,
         "all",
         "all",

@@ -15,7 +15,7 @@ from securevfl.core import progress
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.files import read_json, write_json
 from securevfl.data.tables import PartyTable
-from securevfl.federation.checkpoint import DamagedError, read_state, write_state
+from securevfl.federation.checkpoint import write_state
 from securevfl.federation.stage import (
     PrimaryContext,
     RunStage,
@@ -23,35 +23,23 @@ from securevfl.federation.stage import (
     StageAtPrimary,
     StageAtSecondary,
 )
-from securevfl.stages.pretraining.learning import LearnerWithRecords, even_batches, pretraining_rows
+from securevfl.stages.pretraining.learning import LearnerWithRecords, pretraining_rows
 from securevfl.stages.pretraining.messages import PretrainingValidator
 from securevfl.stages.pretraining.parties import PretrainingRun, PretrainingSecondary
-from securevfl.stages.pretraining.policy import nothing_to_pretrain, wants_pretraining
-from securevfl.stages.pretraining.projections import projection_mechanism
 
 
 class PretrainingStage(RunStage):
     """Encoders that learn without labels, before supervised rounds."""
 
     def primary(self, context: PrimaryContext) -> StageAtPrimary:
-        """Return the primary's part; its top model starts from a checkpoint that the file names."""
+        """Return the primary's part."""
         return PretrainingPrimary(context)
 
     def secondary(self, context: SecondaryContext) -> StageAtSecondary | None:
-        """Return a secondary's part; its bottom model starts from a checkpoint that the file names.
-
-        Returns:
-            None where the run pretrains nothing, or has done so.
-
-        Raises:
-            ConfigError: If the checkpoint is missing, or of another model.
-        """
+        """Return a secondary's part; None where the run has pretrained already."""
         plan, files, secondary = context.plan, context.files, context.secondary
         config, start = plan.config, plan.facts.resume_stage
         if plan.facts.resume_epoch:
-            return None
-        load_checkpoint(config, context.table.name, secondary.bottom, data_root=context.data_root)
-        if not wants_pretraining(config):
             return None
 
         def warn(event: progress.ProgressEvent) -> None:
@@ -89,7 +77,7 @@ class PretrainingStage(RunStage):
 
 
 class PretrainingPrimary(StageAtPrimary):
-    """The primary's part: pretrain with the secondaries, or take what an earlier run has left."""
+    """The primary's part: pretrain with the secondaries."""
 
     def __init__(self, context: PrimaryContext) -> None:
         self._context = context
@@ -103,10 +91,7 @@ class PretrainingPrimary(StageAtPrimary):
     def prepare(self) -> None:
         """Let the primary's model start from pretrained encoders.
 
-        They are pretrained here, or taken from the checkpoint that the federation file names.
-
         Raises:
-            ConfigError: If the checkpoint is missing, or of another model.
             DataError: If there are too few rows or records.
             PrivacyError: If training diverges.
 
@@ -117,11 +102,7 @@ class PretrainingPrimary(StageAtPrimary):
         if context.plan.facts.resume_epoch:
             self._figures = earlier_figures(context.run_folder)
             return
-        load_checkpoint(
-            config, context.table.name, context.primary.top, data_root=context.data_root
-        )
-        if wants_pretraining(config):
-            self._figures = self._pretrain(config)
+        self._figures = self._pretrain(config)
 
     def _pretrain(self, config: FederationConfig) -> dict[str, Any]:
         context, settings, data = self._context, config.pretraining, self._context.primary.data
@@ -140,14 +121,6 @@ class PretrainingPrimary(StageAtPrimary):
             context.peers,
             rows,
             steps=config.family.pretraining,
-            projection_mechanism=projection_mechanism(
-                settings,
-                batches=len(even_batches(rows.aligned, batch_size=settings.batch_size)),
-                rows=len(rows.aligned),
-                ledger=files.ledger_path("pretraining-ledger"),
-                run=files.ledger.run,
-                party=config.primary.name,
-            ),
             rounds=context.primary.exchange.rounds,
             save=files.checkpoints.save_stage,
             observe=context.observe,
@@ -155,23 +128,12 @@ class PretrainingPrimary(StageAtPrimary):
         )
         if start:
             files.checkpoints.load_stage(start, run.load_state)
-        try:
-            run.run(start=start)
-        finally:
-            run.projection_mechanism.close()
+        run.run(start=start)
         figures = write_figures(
             run, config, context.run_folder, start=start, labelled=len(data.split.train)
         )
         finish_pretraining(config, context.primary.top, run.learning, files.folder)
         return figures
-
-    def conclude(
-        self, traffic: Mapping[str, Mapping[str, int]], alignment: Mapping[str, Any] | None
-    ) -> dict[str, Any]:
-        """Return the figures of pretraining alone; see :meth:`StageAtPrimary.conclude`."""
-        return conclude_figures(
-            self._context.run_folder, self._figures, traffic, alignment=alignment
-        )
 
 
 def build_learner(
@@ -218,46 +180,7 @@ def _warn(config: FederationConfig, table: PartyTable, observe: progress.Observe
 _ENCODERS_NAME: Final = "encoders.pt"
 
 
-def load_encoders(run_folder: Path, party: str) -> dict[str, dict[str, Tensor]]:
-    """Read a party's encoders from the run folder of an earlier pretraining.
-
-    Raises:
-        ConfigError: If there are none, or the file is damaged.
-    """
-    path = run_folder / "parties" / party / _ENCODERS_NAME
-    try:
-        return read_state(path)
-    except FileNotFoundError as error:
-        raise ConfigError(
-            f"pretraining.checkpoint: {path}: {error.strerror}; name the run folder of a finished "
-            f"securevfl train --pretrain-only"
-        ) from None
-    except DamagedError as error:
-        raise ConfigError(
-            f"pretraining.checkpoint: {error}; restore it from a copy, or pretrain again"
-        ) from None
-
-
 _NAME: Final = "pretraining.json"
-
-
-def load_checkpoint(
-    config: FederationConfig, party: str, model: nn.Module, *, data_root: Path
-) -> None:
-    """Start a party's model from the encoders of an earlier pretraining, if the file names one.
-
-    Args:
-        config: The federation file.
-        party: The party.
-        model: Its own.
-        data_root: Where the run folder of that pretraining is found.
-
-    Raises:
-        ConfigError: If they are not there, or belong to another model.
-    """
-    folder = config.pretraining.checkpoint
-    if config.family.pretraining and folder is not None:
-        config.family.load_pretrained(model, load_encoders(data_root / folder, party))
 
 
 def earlier_figures(run_folder: Path) -> dict[str, Any] | None:
@@ -265,39 +188,7 @@ def earlier_figures(run_folder: Path) -> dict[str, Any] | None:
     path = run_folder / _NAME
     if not path.exists():
         return None
-    content = read_json(path)
-    return {
-        key: value for key, value in content.items() if key not in ("history", "bytes", "alignment")
-    }
-
-
-def conclude_figures(
-    run_folder: Path,
-    figures: Mapping[str, Any] | None,
-    traffic: Mapping[str, Mapping[str, int]],
-    *,
-    alignment: Mapping[str, Any] | None,
-) -> dict[str, Any]:
-    """Add what was sent to ``pretraining.json``, unless it says so already; return its figures.
-
-    Args:
-        run_folder: Where it lies.
-        figures: What pretraining came to.
-        traffic: What each party sent and received.
-        alignment: How many rows are linked where; None where nobody asked.
-
-    Raises:
-        ConfigError: If the federation file has nothing to pretrain.
-    """
-    if figures is None:
-        raise nothing_to_pretrain()
-    path = run_folder / _NAME
-    content = read_json(path)
-    content.setdefault("bytes", {name: dict(row) for name, row in traffic.items()})
-    if alignment is not None:
-        content.setdefault("alignment", dict(alignment))
-    write_json(path, content)
-    return {key: value for key, value in content.items() if key != "history"}
+    return {key: value for key, value in read_json(path).items() if key != "history"}
 
 
 def finish_pretraining(

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar, Unpack
 
 from securevfl.config.reading import parse_federation
-from securevfl.core import errors, files, interrupts
+from securevfl.core import checks, errors, files, interrupts
 from securevfl.core.errors import ConfigError
 from securevfl.core.progress import Observer, ProgressEvent, RoundDone, unheard
 from securevfl.data.tables import PartyTable
@@ -137,7 +137,10 @@ class ThisParty:
             To the others: its name, its key columns' names and the number of its classes; then
             what a real federation reveals.
         """
-        run_options.require_known(settings, run_settings.RunSettings)
+        known = run_settings.RunSettings.__annotations__
+        for name in settings:
+            if name not in known:
+                raise ConfigError(f"{name}: no such setting{checks.did_you_mean(name, known)}")
         model, settings = run_settings.with_model(model, settings)
         own = identities.Identity.create(
             self._name(table, settings), valid_days=identities.SHORT_LIVED_DAYS

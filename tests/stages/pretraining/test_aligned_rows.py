@@ -149,7 +149,7 @@ def test_equal_keys_need_no_largest_distance(tmp_path: Path) -> None:
         frame = pd.read_csv(tmp_path / f"{name}.csv")
         frame["id"] = np.random.default_rng(1).permutation(ROWS).astype(np.float64)
         frame.to_csv(tmp_path / f"{name}.csv", index=False)
-    metrics = simulate(path, tmp_path / "run", events, ends_after="pretraining").metrics
+    metrics = simulate(path, tmp_path / "run", events).metrics
     assert metrics["alignment"]["aligned"] == ROWS
     assert not [event for event in events if isinstance(event, Warned)]
 

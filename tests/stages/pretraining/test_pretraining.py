@@ -1,7 +1,6 @@
 """Pretraining as a stage of a simulated run: rows, resumption, protection, refusals."""
 
 import json
-import shutil
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -10,14 +9,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from helpers.command_line import securevfl
+from helpers.learners import encoders_of
 
-from securevfl.config.disclosure import channels
 from securevfl.config.reading import read_federation
-from securevfl.core.errors import ConfigError, DataError, PrivacyError
-from securevfl.core.progress import PretrainingIteration, Warned
+from securevfl.core.errors import DataError, PrivacyError
+from securevfl.core.progress import PretrainingIteration, RoundDone, Warned
 from securevfl.data.tables import split_rows
-from securevfl.models.family import PretrainingSettings
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
@@ -27,8 +24,7 @@ from securevfl.stages.pretraining.learning import (
     even_batches,
     pretraining_rows,
 )
-from securevfl.stages.pretraining.projections import projection_mechanism
-from securevfl.stages.pretraining.stage import build_learner, load_encoders
+from securevfl.stages.pretraining.stage import build_learner
 from securevfl.testing import save_federation, write_federation
 
 MODEL = {"family": "fedhssl", "hidden": 8, "encoder_hidden": 8, "neighbours": 1}
@@ -52,7 +48,6 @@ def simulate(
     out: Path,
     *,
     resume: bool = False,
-    ends_after: str | None = None,
     events: list[Any] | None = None,
 ) -> RunResult:
     config = read_federation(path)
@@ -65,26 +60,8 @@ def simulate(
             resume=resume,
             observe=(events if events is not None else []).append,
         ),
-        ends_after=ends_after,
         with_alone=False,
     )
-
-
-def test_the_command_stops_after_pretraining(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Its figures are those of pretraining, and nothing is trained."""
-    path, out = federation(tmp_path / "a"), tmp_path / "run"
-    ended = securevfl(capfd, "simulate", path, "--pretrain-only", "--out", out, "--json")
-    assert ended.code == 0, ended.err
-    assert json.loads(ended.out)["iterations"] == 2
-    assert not (out / "metrics.json").exists()
-    assert load_encoders(out, "bank-1")
-    (tmp_path / "b").mkdir()
-    without = write_federation(tmp_path / "b")
-    refused = securevfl(capfd, "train", without, "--pretrain-only", "--out", tmp_path / "none")
-    assert (refused.code, len(refused.err.splitlines())) == (2, 1)
-    assert "pretrain" in refused.err
 
 
 def test_labelled_rows_are_a_part_of_the_same_training_rows() -> None:
@@ -166,18 +143,22 @@ def test_resumed_pretraining_ends_where_an_unbroken_one_does(
 
 
 def test_resuming_what_has_ended_changes_nothing(tmp_path: Path) -> None:
-    """Neither pretraining by itself, nor what a resumed fine-tuning says of its pretraining."""
-    path = federation(tmp_path)
-    first = simulate(path, tmp_path / "run", ends_after="pretraining").metrics
-    file = tmp_path / "run" / "pretraining.json"
-    written, encoders = file.read_bytes(), load_encoders(tmp_path / "run", "bank-1")
-    again = simulate(path, tmp_path / "run", resume=True, ends_after="pretraining").metrics
-    assert again == first
-    assert file.read_bytes() == written
-    for name, weights in load_encoders(tmp_path / "run", "bank-1").items():
-        assert all(torch.equal(value, encoders[name][key]) for key, value in weights.items())
+    """Neither pretraining, once it is through, nor what a resumed run says of it."""
+
+    class Events(list[Any]):
+        def append(self, event: Any) -> None:
+            if isinstance(event, RoundDone):
+                raise DataError("the power went")
+
+    path, file = federation(tmp_path), tmp_path / "run" / "pretraining.json"
+    with pytest.raises(DataError, match="power"):
+        simulate(path, tmp_path / "run", events=Events())
+    written, encoders = file.read_bytes(), encoders_of(tmp_path / "run", "bank-1")
     trained = simulate(path, tmp_path / "run", resume=True).metrics
-    assert trained["pretraining"]["local_loss"] == first["local_loss"]
+    assert file.read_bytes() == written
+    for name, weights in encoders_of(tmp_path / "run", "bank-1").items():
+        assert all(torch.equal(value, encoders[name][key]) for key, value in weights.items())
+    assert trained["pretraining"]["local_loss"] == json.loads(written)["local_loss"]
     assert (
         simulate(path, tmp_path / "run", resume=True).metrics["pretraining"]
         == (trained["pretraining"])
@@ -200,41 +181,6 @@ def test_plain_exchange_learns_the_same(tmp_path: Path) -> None:
     for name in ("cross_loss", "local_loss"):
         one, other = (run.metrics["pretraining"][name] for run in (averaged, plain))
         assert one == pytest.approx(other, abs=1e-3)
-
-
-def test_encoders_of_an_earlier_run_are_taken(tmp_path: Path) -> None:
-    whole = simulate(federation(tmp_path / "a"), tmp_path / "a" / "run")
-    shutil.copytree(tmp_path / "a" / "run", tmp_path / "b" / "earlier")
-    path = federation(tmp_path / "b", pretraining={"checkpoint": "earlier"})
-    taken = simulate(path, tmp_path / "b" / "run")
-    assert taken.losses == whole.losses
-    assert "pretraining" not in taken.metrics
-    missing = federation(tmp_path / "c", pretraining={"checkpoint": "none"})
-    with pytest.raises(ConfigError, match=r"pretraining\.checkpoint"):
-        simulate(missing, tmp_path / "c" / "run")
-    shutil.copytree(tmp_path / "a" / "run", tmp_path / "d" / "earlier")
-    other = federation(tmp_path / "d", model={"hidden": 16}, pretraining={"checkpoint": "earlier"})
-    with pytest.raises(ConfigError, match="has other layers"):
-        simulate(other, tmp_path / "d" / "run")
-
-
-def test_gaussian_noise_is_booked_before_it_is_sent(tmp_path: Path) -> None:
-    settings = PretrainingSettings(
-        primary_sends="gaussian", epsilon=20.0, iterations=2, projector=(8,)
-    )
-    path = tmp_path / "agency.csv.pretraining-ledger.jsonl"
-    sender = projection_mechanism(
-        settings, batches=3, rows=90, ledger=path, run="one", party="agency"
-    )
-    vectors = torch.nn.functional.normalize(torch.randn(30, 8), dim=1)
-    sent = [sender(vectors, round_number=number) for number in range(1, 7)]
-    # mu = sqrt(6) 2 sqrt(30) / tau: at epsilon 20 and delta 1e-5, tau is far above the vectors.
-    assert float(torch.stack(sent).std()) > 3
-    with pytest.raises(PrivacyError):
-        sender(vectors, round_number=7)
-    sender.close()
-    lines = path.read_text().splitlines()
-    assert sum('"charge"' in line for line in lines) == 6
 
 
 def test_collapse_is_told_once() -> None:
@@ -285,9 +231,9 @@ def test_words_are_embedded_in_pretraining_and_after(tmp_path: Path) -> None:
     _colour(tmp_path, "agency", "bank-1")
     events: list[Any] = []
     simulate(path, tmp_path / "run", events=events)
-    weights = load_encoders(tmp_path / "run", "bank-1")["local"]
+    weights = encoders_of(tmp_path / "run", "bank-1")["local"]
     assert weights["bottom.0.embeddings.0.weight"].shape == (4, 4)  # three words and "replaced"
-    assert "bottom.0.embeddings.0.weight" not in load_encoders(tmp_path / "run", "bank-2")["local"]
+    assert "bottom.0.embeddings.0.weight" not in encoders_of(tmp_path / "run", "bank-2")["local"]
     warnings = [event.text for event in events if isinstance(event, Warned)]
     assert [text for text in warnings if "party.categories" in text] == [
         'bank-2: no feature column holds words, so that encoder = "embedding" embeds nothing '
@@ -303,7 +249,7 @@ def test_codes_that_the_file_declares_are_words(tmp_path: Path) -> None:
     source = tomllib.loads(path.read_text(encoding="utf-8"))
     source["party"][1]["categories"] = {"branch": ["10", "11", "12", "13"]}
     simulate(save_federation(tmp_path, source), tmp_path / "run")
-    weights = load_encoders(tmp_path / "run", "bank-1")["local"]
+    weights = encoders_of(tmp_path / "run", "bank-1")["local"]
     assert weights["bottom.0.embeddings.0.weight"].shape == (5, 4)
 
 
@@ -334,10 +280,6 @@ def test_every_channel_of_pretraining_is_reported(tmp_path: Path) -> None:
     assert "each secondary's" in said["pretraining, to the primary"]["reveals"]
     assert said["pretraining, from the primary"]["guarantee"] == "not covered"
     assert "gives its weights away" in said["pretraining, aggregation of models"]["guarantee"]
-    assert "records" not in said["pretraining, aggregation of models"]["reveals"]
-    weighted = federation(tmp_path / "w", pretraining={"weights": "records"})
-    said = {row["channel"]: row["reveals"] for row in channels(read_federation(weighted))}
-    assert "how many records all have" in said["pretraining, aggregation of models"]
 
 
 def test_empty_label_cells_are_rows_for_pretraining(tmp_path: Path) -> None:

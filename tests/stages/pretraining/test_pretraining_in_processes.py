@@ -12,15 +12,15 @@ import pytest
 import torch
 from helpers.federations import COMMON_IDS, write_overlapping
 from helpers.launched import processes_of
+from helpers.learners import encoders_of
 
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import PartyFailedError
 from securevfl.core.progress import PretrainingIteration, ProgressEvent, RoundDone, Warned, unheard
-from securevfl.runtime.launching import pretrain_in_processes, train_in_processes
+from securevfl.runtime.launching import train_in_processes
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import RunResult, simulate_federation
-from securevfl.stages.pretraining.stage import load_encoders
 from securevfl.testing import save_federation, write_federation
 
 pytestmark = pytest.mark.multiprocess
@@ -66,16 +66,11 @@ def test_processes_pretrain_the_encoders_that_the_simulator_does(tmp_path: Path)
     path = federation(
         tmp_path, secondaries=1, algorithm="moco", exchange="plain", local_updates=2, queue=32
     )
-    figures = pretrain_in_processes(
-        read_federation(path),
-        RunOptions(run_folder=tmp_path / "federated", data_root=path.parent, observe=unheard),
-    )
-    simulated(path, tmp_path / "simulated", ends_after="pretraining")
-    assert figures["steps"] == ["cross", "local", "aggregate"]
-    assert figures["bytes"]["bank-1"]["sent"] > 0
-    assert not (tmp_path / "federated" / "metrics.json").exists()
+    metrics = federated(path, tmp_path / "federated", unheard)
+    simulated(path, tmp_path / "simulated")
+    assert metrics["pretraining"]["steps"] == ["cross", "local", "aggregate"]
     for party in ("agency", "bank-1"):
-        one, other = (load_encoders(tmp_path / kind, party) for kind in ("federated", "simulated"))
+        one, other = (encoders_of(tmp_path / kind, party) for kind in ("federated", "simulated"))
         assert one.keys() == other.keys() == {"cross", "local"}
         for name, weights in one.items():
             assert weights.keys() == other[name].keys()
@@ -116,14 +111,11 @@ def test_parties_warn_of_links_that_may_be_wrong(tmp_path: Path) -> None:
         party["key"] = ["id", "x0"]
     source["party"] += [{"name": role, "role": role} for role in ("coordinator", "dealer")]
     events: list[ProgressEvent] = []
-    figures = pretrain_in_processes(
-        read_federation(save_federation(tmp_path, source)),
-        RunOptions(run_folder=tmp_path / "run", data_root=tmp_path, observe=events.append),
-    )
+    metrics = federated(save_federation(tmp_path, source), tmp_path / "run", events.append)
     (warning,) = [event.text for event in events if isinstance(event, Warned)]
     assert "linkage.max_distance is not set" in warning
     assert "bank-1, bank-2" in warning
-    assert figures["alignment"]["warning"] == warning
+    assert metrics["alignment"]["warning"] == warning
     lines = (tmp_path / "run/parties/agency/log.jsonl").read_text().splitlines()
     (logged,) = [line for line in map(json.loads, lines) if line["event"] == "aligned"]
     assert logged["warning"] == warning

@@ -11,7 +11,7 @@ import torch
 from helpers.alarms import Alarm, require_noise
 from torch import Tensor
 
-from securevfl.federation.rounds.cut import with_iso_noise
+from research.fedhssl.methods import with_iso_noise
 
 pytestmark = pytest.mark.statistical
 

@@ -300,10 +300,6 @@ FILES = {
     "a table of a share": (change_party(1, data="\\\\host\\a.csv"), ["data", "--data-root"]),
     "a table of a user": (change_party(1, data="~/a.csv"), ["data", "--data-root", "~/a.csv"]),
     "a table with a NUL": (change_party(1, data="a\0.csv"), ["data", "--data-root"]),
-    "an earlier run elsewhere": (
-        lambda source: source.update(pretraining={"checkpoint": "../run"}),
-        ["pretraining.checkpoint", "--data-root"],
-    ),
     "a coordinator with nothing to do": (
         lambda source: source["party"].append({"name": "helper", "role": "coordinator"}),
         ["party.role", '"coordinator"', '"none"'],

@@ -62,9 +62,7 @@ def cases() -> list[tuple[type[Any], str, Any]]:
             if hints[field.name] in (int, int | None):
                 found.append((kind, field.name, HUGE))
             elif "tuple[int" in hint:
-                found.append((kind, field.name, [HUGE]))
-                if field.name != "image":  # its encoder says how many sides it has
-                    found.append((kind, field.name, [1] * 100))
+                found += [(kind, field.name, [HUGE]), (kind, field.name, [1] * 100)]
     return found
 
 

@@ -7,12 +7,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from PIL import Image
 
 from research.common.aligned.avazu import load_avazu
 from research.common.aligned.halves import digits_halves, folder_views, mfeat_views, mnist_halves
-from research.common.aligned.histopathology import load_histopathology
-from research.common.aligned.modelnet import load_modelnet
 from research.common.aligned.nuswide import load_nuswide
 from research.common.aligned.views import AlignedViews, scarce_rows
 from research.common.folder_tables import data_folder
@@ -213,81 +210,3 @@ def test_avazu_tells_what_is_missing(tmp_path: Path) -> None:
     pd.read_csv(path).drop(columns="C21").to_csv(path, index=False)
     with pytest.raises(DataError, match=r"can't be read: .*C21"):
         load_avazu(path, train_rows=5, test_rows=2)
-
-
-def save_image(path: Path, colour: tuple[int, int, int], size: int = 50) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", (size, size), colour).save(path)
-
-
-def test_histopathology_pairs_patches_of_one_patient_and_label(tmp_path: Path) -> None:
-    """No patient on both sides, no patch twice, an odd one left out, colours in [0, 1]."""
-    for patient in range(5):
-        for label, patches in ((0, 5), (1, 2)):
-            for number in range(patches):
-                name = f"{patient}_idx5_x{number}_y1_class{label}.png"
-                save_image(
-                    tmp_path / str(patient) / str(label) / name,
-                    (patient * 50, label * 255, number),
-                )
-    data = load_histopathology(tmp_path, size=4)
-
-    assert (len(data.train), len(data.test)) == (12, 3)
-    pixels = [view.reshape(-1, 3, 4, 4)[:, :, 0, 0] * 255 for view in data.views]
-    assert np.array_equal(pixels[0][:, :2], pixels[1][:, :2])
-    assert np.array_equal(pixels[0][:, 1] > 0, data.labels == 1)
-    assert set(pixels[0][data.train, 0]).isdisjoint(pixels[0][data.test, 0])
-    patches = [tuple(row) for row in np.concatenate(pixels).round().tolist()]
-    assert len(set(patches)) == len(patches)
-
-
-@pytest.mark.parametrize(
-    "name", ["{0}_{1:03}.png", "{0}.obj.shaded_v{1:03}.png", "{0}_060_{2:03}_{1:03}.png"]
-)
-def test_modelnet_deals_neighbouring_views_to_one_party(tmp_path: Path, name: str) -> None:
-    """Four parties with three views each; at testing in the camera's order."""
-    for label, kind in enumerate(("airplane", "night_stand")):
-        for part, objects in (("train", 2), ("test", 1)):
-            for number in range(objects):
-                for view in range(12):
-                    file = name.format(f"{kind}_{number + 1:04}", view + 1, view * 30)
-                    path = tmp_path / kind / part / file
-                    save_image(path, (view * 20, label * 255, number), size=6)
-    data = load_modelnet(tmp_path, classes=2, size=4)
-
-    seen = [view.reshape(-1, 3, 4, 4)[:, 0, 0, 0] * 255 / 20 for view in data.views]
-    views_of = np.stack(seen, axis=1).round().astype(int)
-    assert views_of.shape == (2 * 3 * 3, 4)
-    assert (views_of // 3 == np.arange(4)).all()
-    assert views_of[data.test][:3].tolist() == [[0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8, 11]]
-    for first in range(0, len(data.train), 3):
-        assert np.array_equal(np.sort(views_of[first : first + 3].ravel()), np.arange(12))
-    assert (views_of[data.train] % 3 != views_of[data.train][:, :1] % 3).any()
-    assert data.labels[data.train].tolist() == [0] * 6 + [1] * 6
-
-
-def test_modelnet_tells_what_is_wrong(tmp_path: Path) -> None:
-    """A view too few, a strange name, and too many classes."""
-    for view in range(11):
-        save_image(tmp_path / "a" / "train" / f"a_1_{view:03}.png", (0, 0, 0), size=2)
-    (tmp_path / "b").mkdir()
-    with pytest.raises(DataError, match="a_1 has 11 views, not 12"):
-        load_modelnet(tmp_path, classes=2)
-    save_image(tmp_path / "a" / "train" / "front.png", (0, 0, 0), size=2)
-    with pytest.raises(DataError, match="does not end in a view's number"):
-        load_modelnet(tmp_path, classes=2)
-    with pytest.raises(ConfigError, match="has 2, 10 are asked for"):
-        load_modelnet(tmp_path)
-    with pytest.raises(ConfigError, match="must divide 12 views, got 5"):
-        load_modelnet(tmp_path, parties=5)
-
-
-def test_a_file_that_is_no_image_is_named(tmp_path: Path) -> None:
-    """In one line."""
-    for patient in "ab":
-        for number in range(2):
-            path = tmp_path / patient / "0" / f"{number}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text("no image")
-    with pytest.raises(DataError, match=r"\.png: can't be read"):
-        load_histopathology(tmp_path)

@@ -32,9 +32,6 @@ def test_it_lies_beside_the_table(tmp_path: Path) -> None:
     table = table_in(tmp_path / "data")
     path = ledger_of_table(table)
     assert path == table.with_name("bank.csv.ledger.jsonl")
-    assert ledger_of_table(table, book="pretraining-ledger").name == (
-        "bank.csv.pretraining-ledger.jsonl"
-    )
     file = ChainedFile(path)
     file.append({"kind": "open"})
     file.close()

@@ -24,7 +24,8 @@ from securevfl.dp.ring_noise import ExactDiscreteGaussian
 from securevfl.federation.messages import RoundPlan
 from securevfl.federation.rounds.release import SecondaryRelease
 from securevfl.federation.rounds.secondary import Secondary
-from securevfl.models.fet.attention import EncoderBlock
+from securevfl.models.fet import attention
+from securevfl.models.fet.attention import EncoderBlock, softmax
 from securevfl.models.fet.family import FeTBottom
 from securevfl.models.fet.positions import FourierPositions
 from securevfl.models.fet.settings import FeTConfig
@@ -158,14 +159,26 @@ def test_angles_norms_and_shares_of_attention_are_single() -> None:
     keys = 10 * torch.randn(20, 2)
     block = EncoderBlock(FeTConfig(neighbours=4, hidden=8, heads=2, dropout=0.0))
     hidden = torch.randn(5, 4, 8)
-    shares, features = block.weights(hidden), positions.features(keys)
+
+    def shares_of_attention() -> torch.Tensor:
+        noted: list[torch.Tensor] = []
+
+        def note(scores: torch.Tensor) -> torch.Tensor:
+            noted.append(softmax(scores))
+            return noted[-1]
+
+        with mock.patch.object(attention, "softmax", note):
+            block(hidden)
+        return noted[0]
+
+    shares, features = shares_of_attention(), positions.features(keys)
     with computing_in("bfloat16", cpu):
         assert positions(keys).dtype == HALF
         assert torch.equal(positions.features(keys), features)
         assert block.attention_norm(hidden.bfloat16()).dtype == SINGLE
-        half = block.weights(hidden)
+        half = shares_of_attention()
         with computing_in("float32", cpu):
-            assert torch.equal(block.weights(hidden), shares), "a block within a block has its own"
+            assert torch.equal(shares_of_attention(), shares), "a block within a block has its own"
     assert half.dtype == SINGLE
     torch.testing.assert_close(half.sum(dim=-1), torch.ones(5, 2, 4))
 

@@ -16,17 +16,6 @@ from securevfl.models.fedhssl.encoders import (
 from securevfl.stages.pretraining.learner import simsiam_loss, sphere_spread, unit
 
 
-def test_shared_parts_start_equal_and_the_rest_does_not() -> None:
-    one, other = learner("a", features=6, start="shared"), learner("b", features=9, start="shared")
-    mine, theirs = one.shared_weights(), other.shared_weights()
-    assert mine.keys() == theirs.keys()
-    assert torch.equal(flat(mine), flat(theirs))
-    twin = learner("b", features=6, start="shared")
-    assert not torch.equal(
-        one.towers["local"].encoder.bottom[0].weight, twin.towers["local"].encoder.bottom[0].weight
-    )
-
-
 def test_averaged_weights_are_taken() -> None:
     one = learner()
     wanted = {name: value + 1 for name, value in one.shared_weights().items()}

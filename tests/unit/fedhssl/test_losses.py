@@ -14,7 +14,7 @@ from securevfl.stages.pretraining.learner import (
     simsiam_loss,
     unit,
 )
-from securevfl.stages.pretraining.projections import projection_cut, projection_words
+from securevfl.stages.pretraining.parties import projection_cut, projection_words
 
 
 def vectors(rows: int, width: int, seed: int) -> torch.Tensor:

@@ -39,11 +39,6 @@ RUNS: Mapping[str, dict[str, Any]] = {
         "pretraining": {**SSL, "exchange": "plain"},
         "training": {**SMALL, "labelled_rows": 30},
     },
-    "noised-pretraining": {
-        "model": {"family": "fedhssl", "hidden": 8, "encoder_hidden": 8, "norm": "none"},
-        "pretraining": {**SSL, "primary_sends": "gaussian", "epsilon": 50.0, "delta": 1e-4},
-        "training": {**SMALL, "labelled_rows": 30},
-    },
 }
 
 

@@ -162,7 +162,7 @@ def test_everything_wrong_at_once(tmp_path: Path, capfd: Capture) -> None:
 def test_rules_and_methods_are_checked_next_to_settings(tmp_path: Path) -> None:
     """What two sections do not allow together, and a method's own table, in the same go."""
     path, source = federation(tmp_path)
-    source["training"] |= {"epohcs": 3, "iso_gradients": 0.5}
+    source["training"] |= {"epohcs": 3, "label_epsilon": 0.5}
     source["methods"] = {"wide": {"family": "fet", "hidden": "many"}}
     save(path, source)
 
@@ -171,7 +171,7 @@ def test_rules_and_methods_are_checked_next_to_settings(tmp_path: Path) -> None:
     assert len(problems) == 3
     for said in (
         "training.epohcs: no such field; did you mean 'epochs'?",
-        "training.iso_gradients: frozen encoders",
+        "training.label_epsilon: frozen encoders",
         "method 'wide': model.hidden: must be a whole number, got 'many'",
     ):
         assert sum(said in problem for problem in problems) == 1, (said, problems)
