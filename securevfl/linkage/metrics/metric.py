@@ -198,7 +198,7 @@ class Metric(ABC):
 
     reads: ClassVar[frozenset[str]] = frozenset()
     """Settings of the ``[linkage]`` table that go with few metrics, this one among them:
-    ``fields``, ``blocking`` by q-grams, ``rules`` of blocking, ``fold``, ``spelling`` of texts."""
+    ``fields``, ``blocking``, ``fold``, ``spelling`` of texts."""
 
     quantised: ClassVar[bool] = False
     """True for Euclidean distances of numbers that 16-bit integers can represent."""
@@ -288,9 +288,8 @@ class KeySpec:
     ranges: tuple[tuple[float, ...], ...] | None = None
     """``[low, high]`` of every numeric column, agreed without looking at the data."""
 
-    blocking: float | tuple[str, ...] | None = None
-    """Least cosine of the q-grams of two texts that are compared, or rules: a pair must satisfy
-    one (:mod:`securevfl.stages.fuzzy_keys.blocking_rules`); None compares all."""
+    blocking: tuple[str, ...] | None = None
+    """Rules, one of which a pair must keep to be compared; None compares all pairs."""
 
     fold: bool = False
     """True if equal keys may differ in case, in full-width letters and in runs of blanks."""

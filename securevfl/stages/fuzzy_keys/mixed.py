@@ -18,7 +18,7 @@ from securevfl.core.errors import ConfigError, DataError
 from securevfl.linkage.links import Chosen, LinkTable, nearest_by_block
 from securevfl.linkage.metrics.metric import Columns, Field, Keys, KeySpec, Metric
 from securevfl.linkage.text import present_texts
-from securevfl.stages.fuzzy_keys.blocking_rules import BlockingRules, RuleCandidates
+from securevfl.stages.fuzzy_keys.blocking_rules import BlockingRules
 from securevfl.stages.fuzzy_keys.candidate_pairs import PairwiseKeys
 from securevfl.stages.fuzzy_keys.edits import edit_distances, pair_edits
 
@@ -116,7 +116,7 @@ class Mixed(Metric):
     name: ClassVar[str] = "mixed"
     unit: ClassVar[str] = "0 to 1"
     largest: ClassVar[float] = 1.0
-    reads: ClassVar[frozenset[str]] = frozenset({"fields", "rules", "spelling"})
+    reads: ClassVar[frozenset[str]] = frozenset({"fields", "blocking", "spelling"})
 
     def check(self, spec: KeySpec) -> None:
         """Ask for fields."""
@@ -125,7 +125,7 @@ class Mixed(Metric):
                 'linkage.fields: metric = "mixed" needs a table [linkage.fields.COLUMN] for every '
                 'key column, with its kind: "text", "number" or "exact"'
             )
-        if isinstance(spec.blocking, tuple):
+        if spec.blocking is not None:
             BlockingRules.parse(spec.blocking, spec.kinds)
 
     def far_distance(self, keys: Keys) -> float:
@@ -147,11 +147,7 @@ class Mixed(Metric):
             spec.fields or (),
             missing_similarity=spec.missing_similarity,
         )
-        if not isinstance(spec.blocking, tuple):
-            return keys
-        rules = BlockingRules.parse(spec.blocking, spec.kinds)
-        candidates = RuleCandidates.of(rules, primary.columns, records.columns)
-        return keys.with_candidates(candidates, neighbours)
+        return keys.blocked(spec, primary, records, neighbours)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
