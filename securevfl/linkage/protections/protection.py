@@ -37,7 +37,7 @@ from securevfl.linkage.stage.messages import (
     MadeSimilarities,
 )
 from securevfl.linkage.stage.noised_similarities import SimilarLinks
-from securevfl.linkage.stage.party_keys import agreed_scaler, key_scaler, model_keys, scale_of
+from securevfl.linkage.stage.party_keys import agreed_scaler, key_scaler, model_keys
 from securevfl.transport.channels import Channels
 from securevfl.transport.message import (
     Cover,
@@ -120,7 +120,7 @@ def linked_primary(
     return LinkedPrimary(
         keys=model_keys(scaler, keys),
         firsts=candidates.rows_of_keys(spec, keys),
-        key_scale=scale_of(scaler),
+        key_scale=scaler,
         similarities=stack_similarities(similarities),
         alignment=Alignment(
             names=spec.roles.present,
@@ -180,7 +180,7 @@ def linked_secondary(
     return LinkedSecondary(
         source=source,
         keys=model_keys(scaler, own),
-        key_scale=scale_of(scaler),
+        key_scale=scaler,
         primary_rows=rows,
         similarities=None if similar is None else similar.values,
         similarity_scale=None if similar is None else similar.scale,

@@ -12,6 +12,7 @@ from jaxtyping import UInt8
 
 from securevfl.core.errors import ConfigError
 from securevfl.data.tables import KeyTable
+from securevfl.linkage.cores import parts_of
 from securevfl.linkage.metrics.exact import ExactKeys, exact_texts, numbered_keys
 from securevfl.linkage.metrics.metric import ComparedKeys, KeySpec, Metric
 from securevfl.linkage.protections.protection import Coordinated, DataParty, LinkageHelper, Take
@@ -218,7 +219,7 @@ class Hashes(ByCodes):
 
     def compare_codes(self, rows: Bytes, records: Bytes) -> ExactKeys:
         """Ask which hashes are equal."""
-        return numbered_keys(_cut(rows), _cut(records))
+        return numbered_keys(*(parts_of(part.tobytes(), _HASH_BYTES) for part in (rows, records)))
 
     def _hashes(self, spec: KeySpec, keys: KeyTable, secret: LinkageSecret) -> Iterator[bytes]:
         there, missing = secret.subkey("hashes"), secret.subkey("hashes", "missing", keys.name)
@@ -226,8 +227,3 @@ class Hashes(ByCodes):
             key, words = (missing, str(row)) if text is None else (there, text)
             # A lone surrogate is no UTF-8, but may stand in a text that Python read.
             yield hmac.digest(key, words.encode(errors="surrogatepass"), "sha256")
-
-
-def _cut(codes: Bytes) -> list[bytes]:
-    raw = codes.tobytes()
-    return [raw[start : start + _HASH_BYTES] for start in range(0, len(raw), _HASH_BYTES)]

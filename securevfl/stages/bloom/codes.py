@@ -40,6 +40,7 @@ from jaxtyping import Bool, Float64, Int64, UInt8, UInt16, UInt64
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, DataError, of_an_extra
+from securevfl.data.tables import KeyTable
 from securevfl.linkage.links import Chosen, LinkTable, nearest_by_block, write_nearest
 from securevfl.linkage.metrics import metric
 from securevfl.linkage.spec import LinkageSecret
@@ -473,7 +474,7 @@ class Bloom(metric.Metric):
         require_coded_ranges(spec)
 
     def compare(
-        self, spec: metric.KeySpec, primary: metric.Keys, records: metric.Keys, *, neighbours: int
+        self, spec: metric.KeySpec, primary: KeyTable, records: KeyTable, *, neighbours: int
     ) -> CodeKeys:
         """Encode both tables; without a protection, by codes under a public key."""
         return CodeKeys(
@@ -495,7 +496,7 @@ def require_coded_ranges(spec: metric.KeySpec) -> None:
 
 
 def encode(
-    spec: metric.KeySpec, keys: metric.Keys, secret: LinkageSecret
+    spec: metric.KeySpec, keys: KeyTable, secret: LinkageSecret
 ) -> UInt8[np.ndarray, "rows code_bytes"]:
     """Return the Bloom-filter codes of a party's keys; that of a missing text is like no other.
 

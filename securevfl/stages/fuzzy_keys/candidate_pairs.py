@@ -19,8 +19,9 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from securevfl.core import checks
+from securevfl.data.tables import KeyTable
 from securevfl.linkage.links import Chosen, LinkTable, Sample, eligible_ids, nearest_pairs
-from securevfl.linkage.metrics.metric import ComparedKeys, Keys, KeySpec
+from securevfl.linkage.metrics.metric import ComparedKeys, KeySpec
 from securevfl.stages.fuzzy_keys.blocking_rules import BlockingRules, RuleCandidates
 
 Own = TypeVar("Own", bound="PairwiseKeys")
@@ -86,7 +87,7 @@ class PairwiseKeys(ComparedKeys):
             return {}
         return {"blocking": {**asdict(self.quality), **self.candidates.figures()}}
 
-    def blocked(self: Own, spec: KeySpec, primary: Keys, records: Keys, k: int) -> Own:
+    def blocked(self: Own, spec: KeySpec, primary: KeyTable, records: KeyTable, k: int) -> Own:
         """Return keys that are linked as ``linkage.blocking`` says; the same without rules.
 
         Args:

@@ -12,8 +12,9 @@ from typing import ClassVar, Final
 import numpy as np
 from jaxtyping import Float64, Int64, UInt
 
+from securevfl.data.tables import KeyTable
 from securevfl.linkage.links import Chosen, LinkTable, nearest_by_block
-from securevfl.linkage.metrics.metric import KeyKind, Keys, KeySpec, Metric
+from securevfl.linkage.metrics.metric import KeyKind, KeySpec, Metric
 from securevfl.linkage.text import checked_texts, joined_texts
 from securevfl.stages.fuzzy_keys.blocking_rules import BlockingRules
 from securevfl.stages.fuzzy_keys.candidate_pairs import PairwiseKeys
@@ -110,7 +111,7 @@ class Levenshtein(Metric):
         if spec.blocking is not None:
             BlockingRules.parse(spec.blocking, spec.kinds)
 
-    def far_distance(self, keys: Keys) -> float:
+    def far_distance(self, keys: KeyTable) -> float:
         """Return a quarter of the letters of a usual key."""
         lengths = [
             sum(len(str(value)) for value in row if value is not None)
@@ -118,7 +119,9 @@ class Levenshtein(Metric):
         ]
         return _FAR * float(np.median(lengths))
 
-    def compare(self, spec: KeySpec, primary: Keys, records: Keys, *, neighbours: int) -> TextKeys:
+    def compare(
+        self, spec: KeySpec, primary: KeyTable, records: KeyTable, *, neighbours: int
+    ) -> TextKeys:
         """Join each row's columns; with ``blocking``, say what leaving pairs out loses."""
         keys = TextKeys.of(joined_texts(primary.columns), joined_texts(records.columns))
         return keys.blocked(spec, primary, records, neighbours)

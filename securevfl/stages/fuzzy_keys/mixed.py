@@ -15,8 +15,9 @@ import numpy as np
 from jaxtyping import Float64, Int64, Shaped
 
 from securevfl.core.errors import ConfigError, DataError
+from securevfl.data.tables import KeyTable
 from securevfl.linkage.links import Chosen, LinkTable, nearest_by_block
-from securevfl.linkage.metrics.metric import Columns, Field, Keys, KeySpec, Metric
+from securevfl.linkage.metrics.metric import Columns, Field, KeySpec, Metric
 from securevfl.linkage.text import present_texts
 from securevfl.stages.fuzzy_keys.blocking_rules import BlockingRules
 from securevfl.stages.fuzzy_keys.candidate_pairs import PairwiseKeys
@@ -128,15 +129,15 @@ class Mixed(Metric):
         if spec.blocking is not None:
             BlockingRules.parse(spec.blocking, spec.kinds)
 
-    def far_distance(self, keys: Keys) -> float:
+    def far_distance(self, keys: KeyTable) -> float:
         """Return half of the largest distance."""
         return _FAR
 
     def compare(
         self,
         spec: KeySpec,
-        primary: Keys,
-        records: Keys,
+        primary: KeyTable,
+        records: KeyTable,
         *,
         neighbours: int,
     ) -> MixedKeys:

@@ -66,7 +66,6 @@ from securevfl.stages.psi.oprf import (
     POINT_BYTES,
     VALUE_BYTES,
     blind,
-    cut_bytes,
     evaluate,
     evaluate_blinded,
     fresh_scalar,
@@ -276,7 +275,7 @@ class Psi(KeysAsTheyAre):
         rows = list[bytes]()
         for size in _sizes(party.rows):
             block = receive_from(channels, primary, RowValues, values=size)
-            rows += cut_bytes(block.values.tobytes(), VALUE_BYTES)
+            rows += parts_of(block.values.tobytes(), VALUE_BYTES)
         if primary not in party.memory:
             party.memory[primary] = self._evaluate_keys(party)
         keys: dict[bytes, str | None] = party.memory[primary]
@@ -317,7 +316,7 @@ class Psi(KeysAsTheyAre):
                 take_answer()
             tasks = zip(itertools.repeat(context), parts, inverses, answers, strict=False)
             for block in apply(unblind, tasks):
-                values += cut_bytes(block, VALUE_BYTES)
+                values += parts_of(block, VALUE_BYTES)
                 pace(len(sent) + len(values), 2 * len(sent))
         return dict(zip(values, sent, strict=True))
 

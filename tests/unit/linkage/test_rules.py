@@ -9,8 +9,9 @@ from helpers.blocked import by_rules
 from helpers.nearest import nearest_mixed
 
 from securevfl.core.errors import ConfigError
+from securevfl.data.tables import KeyTable
 from securevfl.linkage.links import NO_RECORD
-from securevfl.linkage.metrics.metric import Field, Keys, KeySpec
+from securevfl.linkage.metrics.metric import Field, KeySpec
 from securevfl.stages.fuzzy_keys.blocking_rules import BlockingRules, RuleCandidates
 from securevfl.stages.fuzzy_keys.edits import Levenshtein
 from securevfl.stages.fuzzy_keys.mixed import Mixed
@@ -142,7 +143,7 @@ def test_rules_take_links_away_and_move_none() -> None:
         Field(name="born", kind="number", scale=10.0),
         Field(name="state", kind="exact", weight=2.0),
     )
-    tables: list[Keys] = [
+    tables: list[KeyTable] = [
         Table(
             {
                 "name": ["".join(rng.choice(list("abc"), 4)) for _ in range(rows)],
