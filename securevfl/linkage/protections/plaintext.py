@@ -143,17 +143,10 @@ class Plaintext(KeysAsTheyAre):
     }
     messages: ClassVar[tuple[type[TypedMessage], ...]] = (LinkKeys, Linked, OwnSimilarities)
 
-    def link_in_process(
-        self,
-        spec: LinkSpec,
-        primary: KeyTable,
-        own: KeyTable,
-        *,
-        secret: LinkageSecret,
-        cache: LinkCache,
-    ) -> LinkedSecondary:
+    def link_in_process(self, tables: protection.BothTables) -> LinkedSecondary:
         """Link as every secondary does."""
-        return self._link(spec, primary, own, key_scaler(spec, primary), cache)
+        scaler = key_scaler(tables.spec, tables.primary)
+        return self._link(tables.spec, tables.primary, tables.own, scaler, tables.cache)
 
     def link_as_primary(self, party: protection.DataParty) -> LinkedPrimary:
         """Send the primary's keys, and wait for all secondaries; see :class:`Protection`.

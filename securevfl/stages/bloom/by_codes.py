@@ -15,7 +15,13 @@ from securevfl.data.tables import KeyTable
 from securevfl.linkage.cores import parts_of
 from securevfl.linkage.metrics.exact import ExactKeys, exact_texts, numbered_keys
 from securevfl.linkage.metrics.metric import ComparedKeys, KeySpec, Metric
-from securevfl.linkage.protections.protection import Coordinated, DataParty, LinkageHelper, Take
+from securevfl.linkage.protections.protection import (
+    BothTables,
+    Coordinated,
+    DataParty,
+    LinkageHelper,
+    Take,
+)
 from securevfl.linkage.spec import LinkageSecret, LinkSpec
 from securevfl.linkage.stage.candidates import find_candidates
 from securevfl.linkage.stage.link_cache import coordinate, links_key
@@ -82,12 +88,12 @@ class ByCodes(Coordinated):
             self.encode(spec, primary, secret), self.encode(spec, records, secret)
         )
 
-    def record_received(
-        self, spec: LinkSpec, primary: KeyTable, own: KeyTable, secret: LinkageSecret, take: Take
-    ) -> None:
+    def record_received(self, tables: BothTables, take: Take) -> None:
         """Record the codes of both tables."""
-        rows, records = (self.encode(spec, keys, secret) for keys in (primary, own))
-        take(Codes.KIND.name, of=own.name, rows=rows, records=records)
+        rows, records = (
+            self.encode(tables.spec, keys, tables.secret) for keys in (tables.primary, tables.own)
+        )
+        take(Codes.KIND.name, of=tables.own.name, rows=rows, records=records)
 
     @contextmanager
     def at_primary(self, party: DataParty) -> Iterator[Callable[[str], None]]:

@@ -58,9 +58,8 @@ from securevfl.linkage.metrics.exact import exact_texts, numbered_keys
 from securevfl.linkage.metrics.metric import ComparedKeys, Metric
 from securevfl.linkage.protections import protection
 from securevfl.linkage.protections.plaintext import KeysAsTheyAre
-from securevfl.linkage.spec import LinkageSecret, LinkedPrimary, LinkedSecondary, LinkSpec
+from securevfl.linkage.spec import LinkedPrimary, LinkedSecondary, LinkSpec
 from securevfl.linkage.stage.candidates import source_of_metric, tells_apart
-from securevfl.linkage.stage.link_cache import LinkCache
 from securevfl.linkage.stage.messages import Linked
 from securevfl.stages.psi.oprf import (
     POINT_BYTES,
@@ -196,16 +195,9 @@ class Psi(KeysAsTheyAre):
         """Return that padded numbers of keys are no counts of records."""
         return frozenset() if settings["pad_to"] is None else frozenset({"record counts"})
 
-    def link_in_process(
-        self,
-        spec: LinkSpec,
-        primary: KeyTable,
-        own: KeyTable,
-        *,
-        secret: LinkageSecret,
-        cache: LinkCache,
-    ) -> LinkedSecondary:
+    def link_in_process(self, tables: protection.BothTables) -> LinkedSecondary:
         """Link as every secondary does, without cryptography."""
+        spec, primary, own = tables.spec, tables.primary, tables.own
         _different(spec, own, rows=primary.num_rows)
         seen = exact_texts(spec.keys, primary)
         return self._link(spec, self.compare(spec, primary, own), own, seen)
