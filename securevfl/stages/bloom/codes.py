@@ -221,7 +221,7 @@ def encode_keys(
         whose: The party's name, for messages.
 
     Raises:
-        DataError: If a column is empty, a text is none, or a number lies outside its agreed range.
+        DataError: If a column is empty, holds no texts, or a number lies outside its agreed range.
 
     Reveals:
         Nothing until sent. A coordinator that gets the codes of both parties learns all Hamming
