@@ -275,7 +275,7 @@ class KeySpec:
     """``[low, high]`` of every numeric column, agreed without looking at the data."""
 
     blocking: tuple[str, ...] | None = None
-    """Rules, one of which a pair must keep to be compared; None compares all pairs."""
+    """Rules for the pairs to compare: a pair must keep one; None compares all."""
 
     fold: bool = False
     """True if equal keys may differ in case, in full-width letters and in runs of blanks."""
