@@ -128,13 +128,6 @@ def test_any_rule_and_all_of_its_terms() -> None:
     }
 
 
-class Table:
-    """A party's key columns."""
-
-    def __init__(self, columns: dict[str, Any]) -> None:
-        self.name, self.columns = "party", columns
-
-
 def test_rules_take_links_away_and_move_none() -> None:
     """Of weighted fields too, with numbers and missing values: links of candidates alone."""
     rng = np.random.default_rng(1)
@@ -143,13 +136,18 @@ def test_rules_take_links_away_and_move_none() -> None:
         Field(name="born", kind="number", scale=10.0),
         Field(name="state", kind="exact", weight=2.0),
     )
-    tables: list[KeyTable] = [
-        Table(
-            {
-                "name": ["".join(rng.choice(list("abc"), 4)) for _ in range(rows)],
+    tables = [
+        KeyTable(
+            name="party",
+            columns={
+                "name": np.array(
+                    ["".join(rng.choice(list("abc"), 4)) for _ in range(rows)], object
+                ),
                 "born": np.where(rng.random(rows) < 0.2, np.nan, rng.integers(1980, 1990, rows)),
-                "state": [str(state) if state else None for state in rng.integers(0, 4, rows)],
-            }
+                "state": np.array(
+                    [str(state) if state else None for state in rng.integers(0, 4, rows)], object
+                ),
+            },
         )
         for rows in (20, 30)
     ]
