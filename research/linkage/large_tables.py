@@ -13,8 +13,6 @@ little. Peak memory is the process's own, with all that it has loaded.
 - ``texts``: made-up people (given name, surname, postcode, date of birth), one of three records
   with one to three letters mistyped, K = 5, by edits, among the pairs of six blocking rules.
 - ``fields``: the same people and rules, compared by weighted fields (``mixed``).
-- ``grams`` (only where it is named): the same people, blocked by q-grams of cosine 0.2. Its time
-  grows with the square of the rows: take 2,500 to 10,000.
 - ``ids``: ids of 16 digits under ``protection = "hashes"``, hashing and the coordinator included.
 - ``protected`` (only where it is named): what one core does of each protection in a second, and
   the hours, computed from that, that a million rows by a million records would take it: points in
@@ -114,12 +112,6 @@ def fields(rows: int, folder: Path) -> dict[str, Any]:
     return {**made, "linkage": {**made["linkage"], "metric": "mixed", "fields": compared}}
 
 
-def grams(rows: int, folder: Path) -> dict[str, Any]:
-    """Write the people of :func:`texts`, to be blocked by q-grams."""
-    made = texts(rows, folder)
-    return {**made, "linkage": {**made["linkage"], "blocking": 0.2}}
-
-
 def ids(rows: int, folder: Path) -> dict[str, Any]:
     """Write two tables of ids, and return how they are linked."""
     rng = np.random.default_rng(SEED)
@@ -136,7 +128,6 @@ TABLES = {
     "texts": (texts, 5),
     "fields": (fields, 5),
     "ids": (ids, 1),
-    "grams": (grams, 5),
 }
 
 
@@ -293,8 +284,7 @@ def main() -> None:
         print(json.dumps(linked(arguments.only, arguments.rows[0], arguments.neighbours)))
         return
     everything: dict[str, list[Any]] = {}
-    usual = [kind for kind in TABLES if kind != "grams"]
-    for kind in [arguments.only] if arguments.only else usual:
+    for kind in [arguments.only] if arguments.only else TABLES:
         for rows in arguments.rows:
             command = [sys.executable, __file__, "--here", "--only", kind, "--rows", str(rows)]
             if arguments.neighbours:

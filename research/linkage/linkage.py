@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ from securevfl.stages.encrypted_linkage.shares import (
     primary_share,
     secondary_share,
 )
-from securevfl.stages.fuzzy_keys.edits import QGramCandidates, TextKeys, gram_matrix
+from securevfl.stages.fuzzy_keys.edits import TextKeys
 
 SEED = 0
 K = 50
@@ -132,7 +132,7 @@ def mistyped(titles: list[str], count: int, rng: np.random.Generator) -> list[st
 
 
 def text(size: Sizes) -> dict[str, Any]:
-    """Levenshtein, 27,000 x 50,000 titles: a ``process.extract`` loop; and blocked by q-grams."""
+    """Levenshtein, 27,000 x 50,000 titles: a ``process.extract`` loop."""
     from rapidfuzz import process
     from rapidfuzz.distance import Levenshtein
 
@@ -145,13 +145,6 @@ def text(size: Sizes) -> dict[str, Any]:
         lambda: [process.extract(one, records, scorer=Levenshtein.distance, limit=K) for one in few]
     )
 
-    def by_grams() -> TextKeys:
-        keys = TextKeys.of(mine, records)
-        both = {"primary": gram_matrix(keys.primary), "records": gram_matrix(keys.records)}
-        return keys.with_candidates(QGramCandidates(**both, least_overlap=0.2), 10)
-
-    setup, blocked = timed(by_grams)
-    again, near = timed(lambda: blocked.nearest(None, 10))
     return {
         "seconds": ours,
         "pairs_per_second": len(mine) * len(records) / ours,
@@ -167,11 +160,6 @@ def text(size: Sizes) -> dict[str, Any]:
         ),
         "peak_mib": peak,
         "bound_mib": 112 + 2 * links_mib(links),
-        "blocked_times_faster_than_all_pairs": ours / (setup + again),
-        "blocked_quality": asdict(blocked.quality),
-        "blocked_recall_at_1_on_all_rows": float(
-            (near.distances[:, 0] == links.distances[:, 0]).mean()
-        ),
     }
 
 

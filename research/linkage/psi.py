@@ -21,6 +21,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
+from securevfl.linkage.cores import parts_of
 from securevfl.stages.psi import oprf
 
 T = TypeVar("T")
@@ -43,8 +44,8 @@ def ours(mine: list[str], theirs: list[str]) -> dict[str, Any]:
 
     def match() -> int:
         values = oprf.unblind((context, shuffled, inverses, answers))
-        keys = dict(zip(oprf.cut_bytes(values, oprf.VALUE_BYTES), shuffled, strict=True))
-        return sum(value in keys for value in oprf.cut_bytes(rows, oprf.VALUE_BYTES))
+        keys = dict(zip(parts_of(values, oprf.VALUE_BYTES), shuffled, strict=True))
+        return sum(value in keys for value in parts_of(rows, oprf.VALUE_BYTES))
 
     found, fourth = timed(match)
     return {

@@ -71,10 +71,9 @@ class LinkageSettings:
     dates: DateOrder | None = None
     """Text keys such as 28.03.1956 or 03/28/1956 equal 1956-03-28."""
 
-    blocking: float | tuple[str, ...] | None = None
-    """Pairs to compare, by default all. Rules over key columns (``levenshtein``, ``mixed``; needs
-    ``securevfl[sql]``), or the least cosine of q-gram sets (``levenshtein``). Losses are measured
-    and reported."""
+    blocking: tuple[str, ...] | None = None
+    """Rules over key columns for the pairs to compare, by default all (``levenshtein``, ``mixed``;
+    needs ``securevfl[sql]``). Losses are measured and reported."""
 
     code_bits: int | None = None
     """Bits of a code (``bloom``): 1024 for texts and for each field, 2048 for a point."""
@@ -144,13 +143,10 @@ class LinkageSettings:
         if self.spelling.settings and "spelling" not in METRICS[self.metric].reads:
             first = next(iter(self.spelling.settings))
             raise ConfigError(f"{first}: goes with keys that are texts, not with {self.metric!r}")
-        if isinstance(self.blocking, tuple):
-            self._require_reader("rules", "blocking: rules go")
-        elif self.blocking is not None:
-            checks.open_unit(blocking=self.blocking)
-            self._require_reader("blocking", "blocking: a number goes")
-        if self.blocking is not None and self.protection != "none":
-            raise ConfigError('blocking: goes with protection = "none" alone')
+        if self.blocking is not None:
+            self._require_reader("blocking", "blocking: rules go")
+            if self.protection != "none":
+                raise ConfigError('blocking: goes with protection = "none" alone')
         self.field_list()
 
     def _require_reader(self, setting: str, sentence: str) -> None:

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
         fit_party_table,
         fit_table,
         new_rows,
-        read_new_rows,
         read_table,
     )
     from securevfl.data.scaling import ColumnSettings
@@ -27,7 +26,6 @@ __all__ = [
     "fit_table",
     "from_frame",
     "new_rows",
-    "read_new_rows",
     "read_table",
 ]
 

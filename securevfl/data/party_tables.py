@@ -407,35 +407,6 @@ def read_table(
     return fit_party_table(frame, replace(roles, exclude=()), settings, name=name, where=where)
 
 
-def read_new_rows(
-    path: Path,
-    schema: TableSchema,
-    *,
-    name: str,
-    truth: str | None = None,
-    reading: Reading = AS_IT_IS,
-    notice: Callable[[str], None] = ignore_note,
-) -> PartyTable:
-    """Read new rows of a party from a file, as those were read that a schema was fitted to.
-
-    Args:
-        path: As of :func:`read_table`.
-        schema: Their encoding.
-        name: The party's name, for messages.
-        truth: A column with the number of the true entity, for linkage quality only.
-        reading: Settings of the file; the others are recognised.
-        notice: Receives a line for each unusual format that was recognised.
-
-    Raises:
-        NoRowsError: If the file has no rows.
-        DataError: As :func:`new_rows`, or if the file cannot be read.
-    """
-    where = f"table {path} of {name!r}"
-    wanted = columns_of_schema(schema, truth=truth)
-    frame = read_frame(path, where=where, reading=reading, wanted=wanted, notice=notice)
-    return new_rows(frame, schema, name=name, where=where, truth=truth)
-
-
 def columns_of_roles(
     roles: ColumnRoles,
     settings: ColumnSettings,

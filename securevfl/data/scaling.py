@@ -230,7 +230,7 @@ class FeatureScaler:
         return scaled.astype(np.float32)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class KeyScaler:
     """Scale the keys of all parties by common statistics, so that one place stays one place.
 
@@ -238,10 +238,10 @@ class KeyScaler:
     float64, before float32 could round the coordinates of neighbours together.
     """
 
-    centre: Float64[np.ndarray, " key_dim"]
+    centre: tuple[float, ...]
     """Values that become 0, in the key's unit."""
 
-    width: Float64[np.ndarray, " key_dim"]
+    width: tuple[float, ...]
     """Widths that become 1, in the key's unit, > 0."""
 
     @classmethod
@@ -249,7 +249,8 @@ class KeyScaler:
         """Take mean and deviation of the keys of one party, usually the primary's."""
         deviation = keys.std(axis=0)
         constant = deviation <= 1e-12 * np.abs(keys).max(axis=0)
-        return cls(centre=keys.mean(axis=0), width=np.where(constant, 1.0, deviation))
+        width = np.where(constant, 1.0, deviation)
+        return cls(centre=tuple(keys.mean(axis=0).tolist()), width=tuple(width.tolist()))
 
     def apply(
         self, keys: Float64[np.ndarray, "rows key_dim"]

@@ -95,31 +95,6 @@ class TableSchema:
     label: LabelColumn | None = None
     """The label column, at the primary."""
 
-    @classmethod
-    def fit(
-        cls,
-        frame: pd.DataFrame,
-        columns: Sequence[str],
-        settings: ColumnSettings | None = None,
-        *,
-        where: str,
-    ) -> "TableSchema":
-        """Decide how feature columns are encoded.
-
-        Args:
-            frame: The table.
-            columns: Its feature columns.
-            settings: What its party declares; by default nothing.
-            where: Name of the table in messages.
-
-        Raises:
-            DataError: Naming the first column that can't be a feature, and how many more there are.
-        """
-        schema, _, problems = fit_schema(frame, columns, settings or ColumnSettings(), where=where)
-        if problems:
-            raise first_problem(problems)
-        return schema
-
     @property
     def feature_names(self) -> tuple[str, ...]:
         """One name a feature: those of columns of numbers, ``column=word``, and so on."""
@@ -187,25 +162,18 @@ class TableSchema:
                     ranges[name] = declared
         return ranges
 
-    def describe(self, frame: pd.DataFrame | None = None) -> list[str]:
+    def describe(self) -> list[str]:
         """Return a line for each column: its kind, its encoding, its number of features.
 
         The only value of the table in them is the day from which days are counted.
-
-        Args:
-            frame: A table with these columns: how many of its cells are missing is then said too.
         """
-        return [self._line(column, frame) for column in self.columns]
+        return [self._line(column) for column in self.columns]
 
-    def _line(self, column: Column, frame: pd.DataFrame | None) -> str:
+    def _line(self, column: Column) -> str:
         flag = ", and whether it is missing" if column.flagged else ""
-        line = f"{column.name}: {column.kind}; {column.encoding}{flag}"
         number = len(features_of_column(column))
-        line += f"; {number} feature" + ("" if number == 1 else "s")
-        missing = 0 if frame is None else int(frame[column.name].isna().sum())
-        return line + (
-            f"; {missing} of {len(frame)} missing" if frame is not None and missing else ""
-        )
+        plural = "" if number == 1 else "s"
+        return f"{column.name}: {column.kind}; {column.encoding}{flag}; {number} feature{plural}"
 
     def as_json(self) -> dict[str, Any]:
         """Return what :meth:`from_json` reads."""

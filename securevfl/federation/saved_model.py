@@ -25,10 +25,9 @@ from securevfl.core import files
 from securevfl.core.checks import strict_json
 from securevfl.core.errors import ConfigError
 from securevfl.core.settings import read_settings
-from securevfl.data.scaling import FeatureScaler, LabelScaler
+from securevfl.data.scaling import FeatureScaler, KeyScaler, LabelScaler
 from securevfl.data.tables import KeyTable
 from securevfl.linkage.links import SimilarityScale
-from securevfl.linkage.spec import KeyScale
 from securevfl.models.alone.choice import Model, Used
 from securevfl.models.alone.saving import model_bytes, model_of
 from securevfl.models.tasks import HALF, TaskHead
@@ -94,7 +93,7 @@ class Described:
     """Names of its inputs, in order."""
     schema: dict[str, Any] | None
     """How columns of a table become these inputs; None for a table that was made in Python."""
-    key_scale: KeyScale | None
+    key_scale: KeyScaler | None
     """How keys are scaled for models; None for texts."""
     similarity_scale: SimilarityScale | None
     """Scale of similarities, where this party makes them."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from securevfl.core import checks
 from securevfl.core.errors import OutOfMemoryError
@@ -89,6 +89,9 @@ def _end_with_parent() -> None:
     threading.Thread(target=follow, daemon=True).start()
 
 
-def parts_of(values: list[Any], size: int) -> list[list[Any]]:
-    """Return consecutive parts of a list, of so many values but for the last."""
+Cut = TypeVar("Cut", list[Any], bytes)
+
+
+def parts_of(values: Cut, size: int) -> list[Cut]:
+    """Return consecutive parts of a list or of bytes, of one size but for the last."""
     return [values[start : start + size] for start in range(0, len(values), size)]

@@ -24,7 +24,14 @@ import scipy  # special functions load when they are first named
 from jaxtyping import Float64, Int64
 
 from securevfl.core import checks
-from securevfl.linkage.links import Chosen, LinkTable, Sample, eligible_ids, fill_slots
+from securevfl.linkage.links import (
+    Chosen,
+    LinkTable,
+    Sample,
+    eligible_ids,
+    fill_slots,
+    place_in_run,
+)
 from securevfl.linkage.metrics.metric import ComparedKeys
 
 
@@ -74,8 +81,7 @@ class EligiblePairs:
         checks.at_least(1, k=k)
         rows = np.arange(self.num_rows, dtype=np.int64) if rows is None else rows
         counts = self.starts[rows + 1] - self.starts[rows]
-        begins = np.cumsum(counts) - counts
-        pair = np.arange(counts.sum()) + np.repeat(self.starts[rows] - begins, counts)
+        pair = np.repeat(self.starts[rows], counts) + place_in_run(counts)
         row = np.repeat(np.arange(len(rows)), counts)
         if sample is not None:
             kept = sample[self.records[pair]]
@@ -84,8 +90,7 @@ class EligiblePairs:
 
     def without_distances(self) -> "EligiblePairs":
         """Return the same pairs with each distance replaced by its place in its row, from 0."""
-        counts = np.diff(self.starts)
-        places = np.arange(counts.sum()) - np.repeat(self.starts[:-1], counts)
+        places = place_in_run(np.diff(self.starts))
         return replace(self, distances=places.astype(np.float64))
 
 

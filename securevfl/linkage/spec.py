@@ -18,6 +18,7 @@ from securevfl.core import files
 from securevfl.core.errors import ConfigError
 from securevfl.core.progress import LinksCounted
 from securevfl.core.waits import Wait
+from securevfl.data.scaling import KeyScaler
 from securevfl.linkage.links import Alignment, SimilarityScale
 from securevfl.linkage.metrics.metric import KeySpec
 from securevfl.linkage.sampling import LinkSource
@@ -120,14 +121,6 @@ class LinkRoles:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeyScale:
-    """How a kept model's keys are scaled: what becomes 0 and what becomes 1, by key column."""
-
-    centre: tuple[float, ...]
-    width: tuple[float, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
 class LinkSpec:
     """Settings of a linkage, from a federation file."""
 
@@ -142,7 +135,7 @@ class LinkSpec:
     similarities: SimilaritySpec | None = None
     """None if the model's family reads none."""
 
-    key_scale: KeyScale | None = None
+    key_scale: KeyScaler | None = None
     """Statistics that a kept model was trained with; None takes them from the keys at hand."""
 
     similarity_scale: SimilarityScale | None = None
@@ -165,7 +158,7 @@ class LinkedPrimary:
     keys: Float32[np.ndarray, "rows dimension"]
     """The primary's keys as a model takes them."""
 
-    key_scale: KeyScale | None = None
+    key_scale: KeyScaler | None = None
     """Scaling of these keys; None for texts."""
 
     similarities: Float32[np.ndarray, "rows secondaries links"] | None = None
@@ -199,7 +192,7 @@ class LinkedSecondary:
     """Key of each row as it is compared, where records choose rows, only equal keys are linked, and
     this party sees the primary's; None for a missing one."""
 
-    key_scale: KeyScale | None = None
+    key_scale: KeyScaler | None = None
     """Scaling of these keys; None for texts."""
 
     primary_rows: int

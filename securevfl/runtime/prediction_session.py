@@ -16,7 +16,6 @@ from securevfl.config.sections import PartySettings
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.memory import loading
 from securevfl.core.progress import Observer, Stage, Warned, unheard
-from securevfl.data.scaling import KeyScaler
 from securevfl.data.tables import KeyTable, PartyTable
 from securevfl.federation.base import features_of, own_inputs
 from securevfl.federation.build import BottomAtWork, bottom_at_work, build_secondary, build_top
@@ -516,13 +515,12 @@ class PredictionSession:
 
     def _top_outputs(self, table: PartyTable) -> Tensor:
         """Return the top model's outputs, with zero as the average of no record."""
-        config, scale = self.config, self.model.key_scale
+        config, scaler = self.config, self.model.key_scale
         features = torch.from_numpy(features_of(config.primary, table, self.model)).to(self.device)
         top = kept_top(config, self.model, table, device=self.device)
         rows, secondaries = len(features), len(config.secondaries)
         keys = features.new_zeros((rows, table.key_dim))
-        if scale is not None:
-            scaler = KeyScaler(centre=np.array(scale.centre), width=np.array(scale.width))
+        if scaler is not None:
             keys = torch.from_numpy(scaler.apply(table.keys)).to(self.device)
         read, keys = read_by_top(config, table, features=features, keys=keys)
         similarities = None

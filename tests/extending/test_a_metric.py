@@ -14,9 +14,10 @@ from rapidfuzz.distance import JaroWinkler as Scorer
 
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError
+from securevfl.data.tables import KeyTable
 from securevfl.lab.links_alone import study_links
 from securevfl.linkage.links import LinkTable, nearest_by_block
-from securevfl.linkage.metrics.metric import ComparedKeys, KeyKind, Keys, KeySpec, Metric
+from securevfl.linkage.metrics.metric import ComparedKeys, KeyKind, KeySpec, Metric
 from securevfl.linkage.stage.linkage_parts import METRICS
 from securevfl.linkage.text import checked_texts, joined_texts
 from securevfl.testing import save_federation
@@ -47,7 +48,7 @@ class JaroWinkler(Metric):
         return "text"
 
     def compare(
-        self, spec: KeySpec, primary: Keys, records: Keys, *, neighbours: int
+        self, spec: KeySpec, primary: KeyTable, records: KeyTable, *, neighbours: int
     ) -> JaroWinklerKeys:
         """Read all key columns of a row as one text."""
         mine, theirs = (

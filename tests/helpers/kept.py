@@ -9,11 +9,10 @@ from torch import nn
 
 from securevfl import read_federation
 from securevfl.config.federation import FederationConfig
-from securevfl.data.scaling import FeatureScaler, LabelScaler
+from securevfl.data.scaling import FeatureScaler, KeyScaler, LabelScaler
 from securevfl.data.tables import PartyTable
 from securevfl.federation.build import build_bottom, build_top
 from securevfl.federation.saved_model import FOLDER, PrimaryPart, SavedModel
-from securevfl.linkage.spec import KeyScale
 from securevfl.models.tasks import TaskHead
 from securevfl.runtime.run_folder import write_federation as write_file
 from securevfl.testing import write_federation
@@ -71,7 +70,7 @@ def kept(config: FederationConfig, name: str, *, seed: int = 0) -> SavedModel:
             limit=2.0,
             data_independent=False,
         ),
-        key_scale=KeyScale(centre=(100.0, 200.0), width=(3.0, 7.0)),
+        key_scale=KeyScaler(centre=(100.0, 200.0), width=(3.0, 7.0)),
         similarity_scale=None,
         noise_share_std=0.0,
         ledger_head="",

@@ -14,8 +14,9 @@ import numpy as np
 from jaxtyping import Int64
 
 from securevfl.core.errors import DataError
+from securevfl.data.tables import KeyTable
 from securevfl.linkage.links import Chosen, LinkTable, RecordsByKey, fill_slots
-from securevfl.linkage.metrics.metric import Columns, ComparedKeys, KeyKind, Keys, KeySpec, Metric
+from securevfl.linkage.metrics.metric import Columns, ComparedKeys, KeyKind, KeySpec, Metric
 from securevfl.linkage.text import normalise_text, trimmed_text
 
 _MISSING: Final = -1
@@ -61,12 +62,14 @@ class Exact(Metric):
         """Return that keys are texts, numbers in their spelling."""
         return "text"
 
-    def compare(self, spec: KeySpec, primary: Keys, records: Keys, *, neighbours: int) -> ExactKeys:
+    def compare(
+        self, spec: KeySpec, primary: KeyTable, records: KeyTable, *, neighbours: int
+    ) -> ExactKeys:
         """Number the different keys of both tables."""
         return numbered_keys(exact_texts(spec, primary), exact_texts(spec, records))
 
 
-def exact_texts(spec: KeySpec, keys: Keys) -> list[str | None]:
+def exact_texts(spec: KeySpec, keys: KeyTable) -> list[str | None]:
     """Return all key columns of a row as one text, equal if and only if every column is.
 
     Blanks at both ends and format characters (Unicode Cf) do not count, and a letter with a

@@ -10,13 +10,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Final, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Final, Literal, TypeVar
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, DataError
+from securevfl.data.tables import KeyTable
 from securevfl.linkage.links import Chosen, LinkTable, Sample, eligible_ids
 from securevfl.linkage.text import Spelling, normalise_text
 
@@ -89,21 +90,6 @@ Own = TypeVar("Own", bound="ComparedKeys")
 
 Columns = Mapping[str, "np.ndarray | Sequence[Any]"]
 """Key columns: texts with None for missing, or float64 numbers with NaN for missing."""
-
-
-@runtime_checkable
-class Keys(Protocol):
-    """One party's key columns, by the primary's names."""
-
-    @property
-    def name(self) -> str:
-        """The party's name."""
-        ...
-
-    @property
-    def columns(self) -> Columns:
-        """Its key columns."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -198,7 +184,7 @@ class Metric(ABC):
 
     reads: ClassVar[frozenset[str]] = frozenset()
     """Settings of the ``[linkage]`` table that go with few metrics, this one among them:
-    ``fields``, ``blocking`` by q-grams, ``rules`` of blocking, ``fold``, ``spelling`` of texts."""
+    ``fields``, ``blocking``, ``fold``, ``spelling`` of texts."""
 
     quantised: ClassVar[bool] = False
     """True for Euclidean distances of numbers that 16-bit integers can represent."""
@@ -234,7 +220,7 @@ class Metric(ABC):
         """Return key columns with one number for what is one place, value by value."""
         return dict(columns)
 
-    def far_distance(self, keys: Keys) -> float:
+    def far_distance(self, keys: KeyTable) -> float:
         """Return the distance beyond which nearest keys are mostly those of different people."""
         return math.inf
 
@@ -254,7 +240,7 @@ class Metric(ABC):
 
     @abstractmethod
     def compare(
-        self, spec: "KeySpec", primary: Keys, records: Keys, *, neighbours: int
+        self, spec: "KeySpec", primary: KeyTable, records: KeyTable, *, neighbours: int
     ) -> ComparedKeys:
         """Return two parties' keys with the distance between them.
 
@@ -288,9 +274,8 @@ class KeySpec:
     ranges: tuple[tuple[float, ...], ...] | None = None
     """``[low, high]`` of every numeric column, agreed without looking at the data."""
 
-    blocking: float | tuple[str, ...] | None = None
-    """Least cosine of the q-grams of two texts that are compared, or rules: a pair must satisfy
-    one (:mod:`securevfl.stages.fuzzy_keys.blocking_rules`); None compares all."""
+    blocking: tuple[str, ...] | None = None
+    """Rules for the pairs to compare: a pair must keep one; None compares all."""
 
     fold: bool = False
     """True if equal keys may differ in case, in full-width letters and in runs of blanks."""
@@ -336,7 +321,7 @@ class KeySpec:
         return KeyRange(low=low, high=high)
 
 
-def numbers_of(keys: Keys) -> Float64[np.ndarray, "rows key_dim"]:
+def numbers_of(keys: KeyTable) -> Float64[np.ndarray, "rows key_dim"]:
     """Return numeric key columns side by side."""
     return np.column_stack(list(keys.columns.values()))
 
@@ -345,7 +330,7 @@ _NO_KEY: Final = -1
 
 
 def compare_present(
-    spec: KeySpec, primary: Keys, records: Keys, *, neighbours: int
+    spec: KeySpec, primary: KeyTable, records: KeyTable, *, neighbours: int
 ) -> ComparedKeys:
     """Compare two parties' keys by the file's metric; rows and records without a key link nowhere.
 
@@ -368,7 +353,7 @@ def compare_present(
     return PresentKeys(metric=metric, primary=rows, records=numbers)
 
 
-def have_keys(keys: Keys) -> Bool[np.ndarray, " rows"]:
+def have_keys(keys: KeyTable) -> Bool[np.ndarray, " rows"]:
     """Return which rows have a value in some key column; a blank text counts as missing."""
     columns = [
         ~np.isnan(column)

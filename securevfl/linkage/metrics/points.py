@@ -23,8 +23,9 @@ from jaxtyping import Float64, Int64
 
 from securevfl.core.column_names import axis_of
 from securevfl.core.errors import ConfigError, DataError
+from securevfl.data.tables import KeyTable
 from securevfl.linkage.links import Chosen, LinkTable, place_in_run, write_nearest
-from securevfl.linkage.metrics.metric import ComparedKeys, Keys, KeySpec, Metric, numbers_of
+from securevfl.linkage.metrics.metric import ComparedKeys, KeySpec, Metric, numbers_of
 
 # Candidates (rows x width) that are looked at together: about 40 MB at two dimensions.
 _CHUNK_CELLS: Final = 2**19
@@ -72,7 +73,7 @@ class Euclidean(Metric):
     quantised: ClassVar[bool] = True
 
     def compare(
-        self, spec: KeySpec, primary: Keys, records: Keys, *, neighbours: int
+        self, spec: KeySpec, primary: KeyTable, records: KeyTable, *, neighbours: int
     ) -> EuclideanKeys:
         """Take key columns for coordinates."""
         return EuclideanKeys(primary=numbers_of(primary), records=numbers_of(records))
@@ -87,7 +88,7 @@ class RecordIndex:
         """Build the tree.
 
         Args:
-            record_keys: Keys of the secondary's records, checked (:func:`check_keys`).
+            record_keys: KeyTable of the secondary's records, checked (:func:`check_keys`).
             ids: Numbers of the records that may be linked, ascending.
             k: Links a row.
         """
@@ -256,7 +257,9 @@ class GreatCircle(Metric):
             by_name[name] = np.where((degrees > 180) & (degrees <= 360), degrees - 360, degrees)
         return by_name
 
-    def compare(self, spec: KeySpec, primary: Keys, records: Keys, *, neighbours: int) -> EarthKeys:
+    def compare(
+        self, spec: KeySpec, primary: KeyTable, records: KeyTable, *, neighbours: int
+    ) -> EarthKeys:
         """Take the first column for the longitude, the second one for the latitude."""
         return EarthKeys.of(numbers_of(primary), numbers_of(records))
 

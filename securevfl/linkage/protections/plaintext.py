@@ -1,7 +1,7 @@
 """No protection: the primary sends its keys in plaintext, and every secondary links locally."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import ClassVar, Final
 
 import numpy as np
@@ -23,7 +23,7 @@ from securevfl.linkage.stage.candidates import (
 from securevfl.linkage.stage.link_cache import LinkCache, links_key, links_to_cache
 from securevfl.linkage.stage.messages import Linked, LinkingKind, OwnSimilarities
 from securevfl.linkage.stage.noised_similarities import similar_links
-from securevfl.linkage.stage.party_keys import key_scaler, number_scaler
+from securevfl.linkage.stage.party_keys import key_scaler
 from securevfl.transport.message import Message, TypedMessage
 
 _MISSING: Final = -1
@@ -56,7 +56,7 @@ class LinkKeys(TypedMessage):
             arrays[f"text:{number}"] = np.frombuffer(joined, dtype=np.uint8)
             arrays[f"lengths:{number}"] = np.array(lengths, dtype=np.int64)
         if self.scaler is not None:
-            arrays |= {"centre": self.scaler.centre, "width": self.scaler.width}
+            arrays |= {name: np.array(values) for name, values in asdict(self.scaler).items()}
         return Message(kind=self.KIND, tensors=arrays)
 
     @classmethod
@@ -84,15 +84,18 @@ class LinkKeys(TypedMessage):
         keys = KeyTable(name=message.sender, columns=columns)
         if not spec.are_numbers:
             return cls(keys=keys, scaler=None)
-        centre, width = (
-            message.tensor(name, dtype=np.float64, shape=(len(spec.columns),))
-            for name in ("centre", "width")
+        shape = (len(spec.columns),)
+        scaler = KeyScaler(
+            **{
+                name: tuple(message.tensor(name, dtype=np.float64, shape=shape).tolist())
+                for name in ("centre", "width")
+            }
         )
-        if not (width > 0).all():
+        if not min(scaler.width) > 0:
             raise ProtocolError(
                 f"{message.sender}: sent impossible statistics of keys: a width is not above 0"
             )
-        return cls(keys=keys, scaler=KeyScaler(centre=centre, width=width))
+        return cls(keys=keys, scaler=scaler)
 
 
 def _require_sound(spec: LinkSpec, keys: KeyTable, scaler: KeyScaler) -> None:
@@ -106,12 +109,11 @@ def _require_sound(spec: LinkSpec, keys: KeyTable, scaler: KeyScaler) -> None:
         spec.keys.metric.compare(spec.keys, keys, keys, neighbours=1)
     except DataError as error:
         raise ProtocolError(f"{keys.name}: sent impossible keys: {error}") from None
-    fitted_scaler = number_scaler(spec, keys)
+    fitted = key_scaler(spec, keys)
+    assert fitted is not None, "keys with statistics are numbers"
     # Another processor may add in another order.
-    near = 1e-6 * fitted_scaler.width + 1e-9 * np.abs(fitted_scaler.centre)
-    apart = np.maximum(
-        np.abs(fitted_scaler.centre - scaler.centre), np.abs(fitted_scaler.width - scaler.width)
-    )
+    near = 1e-6 * np.array(fitted.width) + 1e-9 * np.abs(fitted.centre)
+    apart = np.abs(np.subtract([fitted.centre, fitted.width], [scaler.centre, scaler.width]))
     if not (apart <= near).all():
         raise ProtocolError(f"{keys.name}: sent statistics of keys that are not those of its keys")
 
@@ -141,17 +143,10 @@ class Plaintext(KeysAsTheyAre):
     }
     messages: ClassVar[tuple[type[TypedMessage], ...]] = (LinkKeys, Linked, OwnSimilarities)
 
-    def link_in_process(
-        self,
-        spec: LinkSpec,
-        primary: KeyTable,
-        own: KeyTable,
-        *,
-        secret: LinkageSecret,
-        cache: LinkCache,
-    ) -> LinkedSecondary:
+    def link_in_process(self, tables: protection.BothTables) -> LinkedSecondary:
         """Link as every secondary does."""
-        return self._link(spec, primary, own, key_scaler(spec, primary), cache)
+        scaler = key_scaler(tables.spec, tables.primary)
+        return self._link(tables.spec, tables.primary, tables.own, scaler, tables.cache)
 
     def link_as_primary(self, party: protection.DataParty) -> LinkedPrimary:
         """Send the primary's keys, and wait for all secondaries; see :class:`Protection`.

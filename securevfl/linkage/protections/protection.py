@@ -37,7 +37,7 @@ from securevfl.linkage.stage.messages import (
     MadeSimilarities,
 )
 from securevfl.linkage.stage.noised_similarities import SimilarLinks
-from securevfl.linkage.stage.party_keys import agreed_scaler, key_scaler, model_keys, scale_of
+from securevfl.linkage.stage.party_keys import agreed_scaler, key_scaler, model_keys
 from securevfl.transport.channels import Channels
 from securevfl.transport.message import (
     Cover,
@@ -102,6 +102,26 @@ class DataParty(LinkageHelper):
     """State that a protection keeps between linkings of a session, by the other party."""
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BothTables:
+    """The primary's keys and a secondary's, where one process may see both."""
+
+    spec: LinkSpec
+    """Settings of the linkage."""
+
+    primary: KeyTable
+    """The primary's keys."""
+
+    own: KeyTable
+    """The secondary's keys."""
+
+    secret: LinkageSecret
+    """The linkage secret."""
+
+    cache: LinkCache
+    """Cache of the secondary's links."""
+
+
 def linked_primary(
     spec: LinkSpec,
     keys: KeyTable,
@@ -120,7 +140,7 @@ def linked_primary(
     return LinkedPrimary(
         keys=model_keys(scaler, keys),
         firsts=candidates.rows_of_keys(spec, keys),
-        key_scale=scale_of(scaler),
+        key_scale=scaler,
         similarities=stack_similarities(similarities),
         alignment=Alignment(
             names=spec.roles.present,
@@ -180,7 +200,7 @@ def linked_secondary(
     return LinkedSecondary(
         source=source,
         keys=model_keys(scaler, own),
-        key_scale=scale_of(scaler),
+        key_scale=scaler,
         primary_rows=rows,
         similarities=None if similar is None else similar.values,
         similarity_scale=None if similar is None else similar.scale,
@@ -283,10 +303,10 @@ class Protection(ABC):
         """
         return {}
 
-    def key(self, spec: LinkSpec, primary: KeyTable, own: KeyTable, secret: LinkageSecret) -> str:
+    def key(self, tables: BothTables) -> str:
         """Return the key of a secondary's kept links, where both tables may be seen."""
-        check = secret.check_value("cache") if self.needs_secret else ""
-        return links_key(spec, primary, own, secret=check)
+        check = tables.secret.check_value("cache") if self.needs_secret else ""
+        return links_key(tables.spec, tables.primary, tables.own, secret=check)
 
     def report_links(
         self,
@@ -372,15 +392,7 @@ class Protection(ABC):
         """
 
     @abstractmethod
-    def link_in_process(
-        self,
-        spec: LinkSpec,
-        primary: KeyTable,
-        own: KeyTable,
-        *,
-        secret: LinkageSecret,
-        cache: LinkCache,
-    ) -> LinkedSecondary:
+    def link_in_process(self, tables: BothTables) -> LinkedSecondary:
         """Link where both tables may be seen: the links that the parties would find.
 
         Raises:
@@ -507,32 +519,23 @@ class Coordinated(Protection):
         return self.report_done(party, linked, Linked())
 
     @abstractmethod
-    def record_received(
-        self, spec: LinkSpec, primary: KeyTable, own: KeyTable, secret: LinkageSecret, take: Take
-    ) -> None:
+    def record_received(self, tables: BothTables, take: Take) -> None:
         """Record what the coordinator would receive, computed from both tables.
 
         Raises:
             DataError: If keys are not what the metric or the protection needs.
         """
 
-    def link_in_process(
-        self,
-        spec: LinkSpec,
-        primary: KeyTable,
-        own: KeyTable,
-        *,
-        secret: LinkageSecret,
-        cache: LinkCache,
-    ) -> LinkedSecondary:
+    def link_in_process(self, tables: BothTables) -> LinkedSecondary:
         """Compare what the parties would compare, and forget the distances."""
-        metric = self.compare(spec, primary, own, secret)
+        spec, primary, own = tables.spec, tables.primary, tables.own
+        metric = self.compare(spec, primary, own, tables.secret)
         lists, similar = coordinate(
             spec,
             lambda: candidates.find_candidates(spec, metric),
             records=own.num_rows,
-            cache=cache,
-            key=self.key(spec, primary, own, secret),
+            cache=tables.cache,
+            key=self.key(tables),
         )
         return linked_secondary(
             own,

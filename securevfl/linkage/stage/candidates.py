@@ -5,13 +5,12 @@ from collections.abc import Callable
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 from jaxtyping import Bool, Int64
 
 from securevfl.core.progress import LinksCounted
 from securevfl.data.tables import KeyTable
 from securevfl.linkage import sampling
-from securevfl.linkage.links import LinkTable, first_of_key
+from securevfl.linkage.links import Chosen, LinkTable, Sample, first_of_key
 from securevfl.linkage.metrics.metric import ComparedKeys, KeySpec
 from securevfl.linkage.spec import LinkedSecondary, LinkSpec
 from securevfl.linkage.text import normalise_text, trimmed_text
@@ -110,7 +109,7 @@ def source_of_candidates(
 
 def _source(
     spec: LinkSpec,
-    find: Callable[[npt.NDArray[np.int64], npt.NDArray[np.bool_]], LinkTable],
+    find: Callable[[Chosen, Sample], LinkTable],
     *,
     rows: int,
     records: int,

@@ -13,6 +13,7 @@ from securevfl.data.tables import KeyTable
 from securevfl.linkage.links import SimilarityScale
 from securevfl.linkage.metrics.metric import ComparedKeys
 from securevfl.linkage.protections.protection import (
+    BothTables,
     Coordinated,
     DataParty,
     HelperRole,
@@ -246,9 +247,7 @@ class Linker:
             Nothing leaves the process, which holds everybody's table.
         """
         spec = replace(self.spec, similarity_scale=similarity_scale)
-        linked = self._protection.link_in_process(
-            spec, self._keys, own, secret=self._secret, cache=self.cache(own)
-        )
+        linked = self._protection.link_in_process(replace(self._tables(own), spec=spec))
         self._similarities.append(linked.similarities)
         if self.spec.tells_rows:
             self._rows.append(LinkedRows(rows=linked.linked_rows(), apart=linked.apart))
@@ -257,7 +256,7 @@ class Linker:
     def record_coordinator(self, own: KeyTable, take: Take) -> None:
         """Record what the coordinator would receive while a secondary is linked."""
         assert isinstance(self._protection, Coordinated), "there is a coordinator"
-        self._protection.record_received(self.spec, self._keys, own, self._secret, take)
+        self._protection.record_received(self._tables(own), take)
 
     def cache(self, own: KeyTable) -> LinkCache:
         """Return where a secondary's links are kept."""
@@ -266,8 +265,17 @@ class Linker:
 
     def key(self, own: KeyTable) -> str:
         """Return the key of a secondary's links in its cache."""
-        return self._protection.key(self.spec, self._keys, own, self._secret)
+        return self._protection.key(self._tables(own))
 
     def metric(self, own: KeyTable) -> ComparedKeys:
         """Return what is compared under the file's protection."""
         return self._protection.compare(self.spec, self._keys, own, self._secret)
+
+    def _tables(self, own: KeyTable) -> BothTables:
+        return BothTables(
+            spec=self.spec,
+            primary=self._keys,
+            own=own,
+            secret=self._secret,
+            cache=self.cache(own),
+        )

@@ -13,7 +13,7 @@ from securevfl.data.scaling import KeyScaler
 from securevfl.data.sources.settings import AS_IT_IS, Reading
 from securevfl.data.tables import KeyTable, PartyTable, require_finite
 from securevfl.linkage.metrics.metric import KeySpec, numbers_of
-from securevfl.linkage.spec import KeyScale, LinkSpec
+from securevfl.linkage.spec import LinkSpec
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,11 +53,8 @@ def key_scaler(spec: LinkSpec, primary: KeyTable) -> KeyScaler | None:
 
     They are the agreed ones, and else the mean and deviation of the primary's keys.
     """
-    return number_scaler(spec, primary) if spec.keys.are_numbers else None
-
-
-def number_scaler(spec: LinkSpec, primary: KeyTable) -> KeyScaler:
-    """Return the same for keys that are numbers."""
+    if not spec.keys.are_numbers:
+        return None
     return agreed_scaler(spec) or KeyScaler.fit(numbers_of(primary))
 
 
@@ -70,20 +67,13 @@ def agreed_scaler(spec: LinkSpec) -> KeyScaler | None:
     if not keys.are_numbers:
         return None
     if spec.key_scale is not None:
-        return KeyScaler(
-            centre=np.array(spec.key_scale.centre), width=np.array(spec.key_scale.width)
-        )
+        return spec.key_scale
     if keys.ranges is not None:
-        low, high = np.array(keys.ranges).T
-        return KeyScaler(centre=(low + high) / 2, width=(high - low) / 2)
+        return KeyScaler(
+            centre=tuple((low + high) / 2 for low, high in keys.ranges),
+            width=tuple((high - low) / 2 for low, high in keys.ranges),
+        )
     return None
-
-
-def scale_of(scaler: KeyScaler | None) -> KeyScale | None:
-    """Return how keys are scaled, as a kept model holds it."""
-    if scaler is None:
-        return None
-    return KeyScale(centre=tuple(scaler.centre.tolist()), width=tuple(scaler.width.tolist()))
 
 
 def model_keys(scaler: KeyScaler | None, keys: KeyTable) -> Float32[np.ndarray, "rows dimension"]:

@@ -12,9 +12,16 @@ from jaxtyping import UInt8
 
 from securevfl.core.errors import ConfigError
 from securevfl.data.tables import KeyTable
+from securevfl.linkage.cores import parts_of
 from securevfl.linkage.metrics.exact import ExactKeys, exact_texts, numbered_keys
 from securevfl.linkage.metrics.metric import ComparedKeys, KeySpec, Metric
-from securevfl.linkage.protections.protection import Coordinated, DataParty, LinkageHelper, Take
+from securevfl.linkage.protections.protection import (
+    BothTables,
+    Coordinated,
+    DataParty,
+    LinkageHelper,
+    Take,
+)
 from securevfl.linkage.spec import LinkageSecret, LinkSpec
 from securevfl.linkage.stage.candidates import find_candidates
 from securevfl.linkage.stage.link_cache import coordinate, links_key
@@ -81,12 +88,12 @@ class ByCodes(Coordinated):
             self.encode(spec, primary, secret), self.encode(spec, records, secret)
         )
 
-    def record_received(
-        self, spec: LinkSpec, primary: KeyTable, own: KeyTable, secret: LinkageSecret, take: Take
-    ) -> None:
+    def record_received(self, tables: BothTables, take: Take) -> None:
         """Record the codes of both tables."""
-        rows, records = (self.encode(spec, keys, secret) for keys in (primary, own))
-        take(Codes.KIND.name, of=own.name, rows=rows, records=records)
+        rows, records = (
+            self.encode(tables.spec, keys, tables.secret) for keys in (tables.primary, tables.own)
+        )
+        take(Codes.KIND.name, of=tables.own.name, rows=rows, records=records)
 
     @contextmanager
     def at_primary(self, party: DataParty) -> Iterator[Callable[[str], None]]:
@@ -218,7 +225,7 @@ class Hashes(ByCodes):
 
     def compare_codes(self, rows: Bytes, records: Bytes) -> ExactKeys:
         """Ask which hashes are equal."""
-        return numbered_keys(_cut(rows), _cut(records))
+        return numbered_keys(*(parts_of(part.tobytes(), _HASH_BYTES) for part in (rows, records)))
 
     def _hashes(self, spec: KeySpec, keys: KeyTable, secret: LinkageSecret) -> Iterator[bytes]:
         there, missing = secret.subkey("hashes"), secret.subkey("hashes", "missing", keys.name)
@@ -226,8 +233,3 @@ class Hashes(ByCodes):
             key, words = (missing, str(row)) if text is None else (there, text)
             # A lone surrogate is no UTF-8, but may stand in a text that Python read.
             yield hmac.digest(key, words.encode(errors="surrogatepass"), "sha256")
-
-
-def _cut(codes: Bytes) -> list[bytes]:
-    raw = codes.tobytes()
-    return [raw[start : start + _HASH_BYTES] for start in range(0, len(raw), _HASH_BYTES)]

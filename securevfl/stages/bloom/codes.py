@@ -40,6 +40,7 @@ from jaxtyping import Bool, Float64, Int64, UInt8, UInt16, UInt64
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, DataError, of_an_extra
+from securevfl.data.tables import KeyTable
 from securevfl.linkage.links import Chosen, LinkTable, nearest_by_block, write_nearest
 from securevfl.linkage.metrics import metric
 from securevfl.linkage.spec import LinkageSecret
@@ -213,47 +214,34 @@ def encode_keys(
     """Return packed codes of all fields, one after the other, in the order of ``codes``.
 
     Args:
-        columns: Texts, float64 numbers or rows of float64 coordinates, one column a field.
+        columns: Texts, float64 numbers or rows of float64 coordinates, one column of equal length
+            a field.
         codes: How each field is encoded; both parties must use the same.
         secret: Both data parties' secret.
         whose: The party's name, for messages.
 
     Raises:
-        DataError: If a column is missing, empty, of the wrong type or another length, or a number
-            lies outside its agreed range.
+        DataError: If a column is empty, holds no texts, or a number lies outside its agreed range.
 
     Reveals:
         Nothing until sent. A coordinator that gets the codes of both parties learns all Hamming
         distances, and from them the order of numbers up to an affine map; equal keys have equal
         codes, so it sees how often each occurs. Without the secret it cannot encode guesses.
     """
-    if not codes:
-        raise ConfigError("codes: must name at least one field")
     parts = []
     for field, code in codes.items():
-        if field not in columns:
-            raise DataError(f"keys of {whose}: have no field {field!r}")
         where = f"{whose}, field {field!r}"
         if isinstance(code, TextCode):
             texts = checked_texts(columns[field], whose=where)
             parts.append(_encode_texts(texts, code, secret.subkey("text", field)))
         elif isinstance(code, NumberCode):
             numbers = np.asarray(columns[field])
-            if numbers.dtype != np.float64 or numbers.ndim != 1:
-                raise DataError(f"keys of {where}: must be float64 numbers, got {numbers.dtype}")
             code.range.require_inside(numbers[:, None], where=where)
             parts.append(_encode_numbers(numbers, code, secret, field))
         else:
             points = np.asarray(columns[field])
-            if points.dtype != np.float64 or points.shape[1:] != (len(code.low),):
-                raise DataError(
-                    f"keys of {where}: must be rows of {len(code.low)} float64 coordinates, "
-                    f"got {points.dtype} of shape {points.shape}"
-                )
             code.require_inside(points, where=where)
             parts.append(_encode_points(points, code, secret, field))
-    if len({len(part) for part in parts}) > 1:
-        raise DataError(f"keys of {whose}: fields differ in length")
     return np.concatenate(parts, axis=1)
 
 
@@ -473,7 +461,7 @@ class Bloom(metric.Metric):
         require_coded_ranges(spec)
 
     def compare(
-        self, spec: metric.KeySpec, primary: metric.Keys, records: metric.Keys, *, neighbours: int
+        self, spec: metric.KeySpec, primary: KeyTable, records: KeyTable, *, neighbours: int
     ) -> CodeKeys:
         """Encode both tables; without a protection, by codes under a public key."""
         return CodeKeys(
@@ -495,7 +483,7 @@ def require_coded_ranges(spec: metric.KeySpec) -> None:
 
 
 def encode(
-    spec: metric.KeySpec, keys: metric.Keys, secret: LinkageSecret
+    spec: metric.KeySpec, keys: KeyTable, secret: LinkageSecret
 ) -> UInt8[np.ndarray, "rows code_bytes"]:
     """Return the Bloom-filter codes of a party's keys; that of a missing text is like no other.
 

@@ -170,20 +170,12 @@ def links_by_cell(
         The links of all pairs, ascending by (distance, record number); distances in units.
 
     Raises:
-        ConfigError: If ``k`` or ``width`` is below 1.
-        DataError: If a table is empty, the dimensions differ, or ``k`` exceeds the records.
+        ConfigError: If ``k`` is below 1.
+        DataError: If ``k`` exceeds the records.
 
     Reveals:
         To the party that runs this: the cells, and every distance that ``link`` returns.
     """
-    checks.at_least(1, width=width)
-    if 0 in row_cells.shape or 0 in record_cells.shape:
-        raise DataError("cells: a table is empty")
-    if row_cells.shape[1] != record_cells.shape[1]:
-        raise DataError(
-            f"cells: the primary's have {row_cells.shape[1]} dimensions, the secondary's "
-            f"{record_cells.shape[1]}"
-        )
     eligible_ids(len(record_cells), k, None)
     seeking, members = _by_cell(row_cells)
     grid = _Grid(record_cells, width=width)

@@ -18,7 +18,13 @@ from securevfl.data.tables import KeyTable
 from securevfl.linkage.links import Chosen, LinkTable
 from securevfl.linkage.metrics.metric import KeySpec, Metric, numbers_of
 from securevfl.linkage.metrics.points import EuclideanKeys
-from securevfl.linkage.protections.protection import Coordinated, DataParty, LinkageHelper, Take
+from securevfl.linkage.protections.protection import (
+    BothTables,
+    Coordinated,
+    DataParty,
+    LinkageHelper,
+    Take,
+)
 from securevfl.linkage.spec import LinkageSecret, LinkSpec
 from securevfl.linkage.stage.link_cache import coordinate, links_key, table_tag
 from securevfl.linkage.stage.messages import Linked, LinkingKind, Lists, MadeSimilarities
@@ -396,11 +402,10 @@ class Blockwise(Coordinated):
             step=spec.keys.key_range().step,
         )
 
-    def record_received(
-        self, spec: LinkSpec, primary: KeyTable, own: KeyTable, secret: LinkageSecret, take: Take
-    ) -> None:
+    def record_received(self, tables: BothTables, take: Take) -> None:
         """Record grid cells, if any, and squared distances."""
-        mine, theirs = (quantise_keys(spec.keys, keys) for keys in (primary, own))
+        spec, own = tables.spec, tables.own
+        mine, theirs = (quantise_keys(spec.keys, keys) for keys in (tables.primary, own))
         if width := cell_units(spec):
             shift = fresh_shift(mine.shape[1])
             mine, theirs = mine + shift, theirs + shift

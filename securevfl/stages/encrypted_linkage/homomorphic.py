@@ -236,7 +236,7 @@ def masked_distances(
 
     Raises:
         ConfigError: If phe is not installed.
-        DataError: If the dimensions differ, keys are not quantised, or obfuscators run out.
+        DataError: If keys are not quantised, or obfuscators run out.
 
     Reveals:
         To the primary: fresh ciphertexts of masked lanes. To the third party: see
@@ -248,11 +248,6 @@ def masked_distances(
     for packed, units in blocks:
         _require_units(units)
         lanes = packed.lanes
-        if units.shape[1] != lanes.key_dim:
-            raise DataError(
-                f"keys: the primary's have {lanes.key_dim} dimensions, the secondary's "
-                f"{units.shape[1]}"
-            )
         share = np.empty((packed.rows, len(units)), dtype=np.uint64)
         answers: list[list[int]] = [[] for _ in packed.packs]
         masked_blocks.append((answers, share))

@@ -16,7 +16,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,7 +31,6 @@ from securevfl.linkage.text import present_texts
 
 if TYPE_CHECKING:
     import duckdb
-from securevfl.stages.fuzzy_keys.candidate_pairs import CandidatePairs, Pairs
 
 FUNCTIONS: Final = frozenset(
     {
@@ -103,7 +102,7 @@ class BlockingRules:
         """
         if not 1 <= len(rules) <= _MOST_RULES:
             raise ConfigError(
-                f"linkage.blocking: must be a number, or 1 to {_MOST_RULES} rules, got {len(rules)}"
+                f"linkage.blocking: must be 1 to {_MOST_RULES} rules, got {len(rules)}"
             )
         with _database() as database:
             columns = [f"c{i} {_TYPES[kind]}" for i, kind in enumerate(kinds.values())]
@@ -149,13 +148,32 @@ def _rule_values(
     return [np.ma.asarray(rule_columns[f"k{rule}"], np.uint64) for rule in range(len(rules.terms))]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class RuleCandidates(CandidatePairs):
-    """Pairs of a row and a record that keep one of the rules. Make it with :meth:`of`.
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Pairs:
+    """The candidate pairs of a run of chosen rows."""
 
-    ``primary`` and ``records`` have an array for each rule: a number a row, masked where a term is
-    missing or blank.
-    """
+    start: int
+    """Place of the first row of the run among the chosen ones."""
+
+    end: int
+    """Place behind its last row."""
+
+    row: Int64[np.ndarray, " pairs"]
+    """Place of each pair's row, counted from ``start``."""
+
+    record: Int64[np.ndarray, " pairs"]
+    """Record of each pair; no pair occurs twice."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RuleCandidates:
+    """Pairs of a row and a record that keep one of the rules. Make it with :meth:`of`."""
+
+    primary: list["np.ma.MaskedArray[Any, Any]"]
+    """For each rule a number of each row, masked where a term is missing or blank."""
+
+    records: list["np.ma.MaskedArray[Any, Any]"]
+    """The same of the secondary's records."""
 
     rules: BlockingRules
     """Rules that select the pairs to compare."""
@@ -179,7 +197,11 @@ class RuleCandidates(CandidatePairs):
         )
 
     def pairs(self, rows: Chosen | None, eligible: Sample | None) -> Iterator[Pairs]:
-        """Yield candidates; see :meth:`CandidatePairs.pairs`."""
+        """Yield the candidates of the chosen rows (None: all) among the eligible records.
+
+        Runs of rows come in order, and are as long as memory for their pairs allows. Rows without
+        a candidate may be left out.
+        """
         among = self._all_records if eligible is None else self._sort_records(eligible)
         spans = self._spans(among, rows)
         records = len(self.records[0])
@@ -195,6 +217,10 @@ class RuleCandidates(CandidatePairs):
             )
             row, record = np.divmod(pairs, records)
             yield Pairs(start=start, end=end, row=row, record=record)
+
+    def swap_roles(self) -> "RuleCandidates":
+        """Return the same with the parties' roles exchanged: the very same pairs."""
+        return replace(self, primary=self.records, records=self.primary)
 
     def figures(self) -> Mapping[str, Any]:
         """Return how many pairs each rule alone finds."""

@@ -4,14 +4,14 @@ Whether a pair is a candidate depends on the keys of that pair alone: never on o
 of a table, on how common a value is, or on how many candidates there are already. So a record's
 choice of rows does not depend on other records, and caps (:mod:`securevfl.linkage.sampling`) and
 samples keep their promises, on which the accounting of records stands (docs/privacy.md, section 3).
-Every :class:`CandidatePairs` must keep to that.
+Rules (:mod:`securevfl.stages.fuzzy_keys.blocking_rules`) keep to that.
 
 What blocking loses is measured when it is set up and stays with the keys
 (:class:`BlockingQuality`): there is no way to block without it.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, TypeVar
 
@@ -19,56 +19,13 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from securevfl.core import checks
+from securevfl.data.tables import KeyTable
 from securevfl.linkage.links import Chosen, LinkTable, Sample, eligible_ids, nearest_pairs
-from securevfl.linkage.metrics.metric import ComparedKeys
+from securevfl.linkage.metrics.metric import ComparedKeys, KeySpec
+from securevfl.stages.fuzzy_keys.blocking_rules import BlockingRules, RuleCandidates
 
-Candidates = TypeVar("Candidates", bound="CandidatePairs")
 Own = TypeVar("Own", bound="PairwiseKeys")
 _ROWS_MEASURED: Final = 200
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Pairs:
-    """The candidate pairs of a run of chosen rows."""
-
-    start: int
-    """Place of the first row of the run among the chosen ones."""
-
-    end: int
-    """Place behind its last row."""
-
-    row: Int64[np.ndarray, " pairs"]
-    """Place of each pair's row, counted from ``start``."""
-
-    record: Int64[np.ndarray, " pairs"]
-    """Record of each pair; no pair occurs twice."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class CandidatePairs(ABC):
-    """Which pairs are compared, decided by the keys of a pair alone."""
-
-    primary: Any
-    """Blocking data of the primary's keys."""
-
-    records: Any
-    """Blocking data of the secondary's keys."""
-
-    @abstractmethod
-    def pairs(self, rows: Chosen | None, eligible: Sample | None) -> Iterator[Pairs]:
-        """Yield the candidates of the chosen rows (None: all) among the eligible records.
-
-        Runs of rows come in order, and are as long as memory for their pairs allows. Rows without
-        a candidate may be left out.
-        """
-
-    def swap_roles(self: Candidates) -> Candidates:
-        """Return the same with the parties' roles exchanged: the very same pairs."""
-        return replace(self, primary=self.records, records=self.primary)
-
-    def figures(self) -> Mapping[str, Any]:
-        """Return figures for the log besides :class:`BlockingQuality`."""
-        return {}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,7 +58,7 @@ class PairwiseKeys(ComparedKeys):
     A row of blocked keys may have fewer than K links.
     """
 
-    candidates: CandidatePairs | None = None
+    candidates: RuleCandidates | None = None
     """Pairs to compare; None compares all."""
 
     quality: BlockingQuality | None = None
@@ -130,8 +87,26 @@ class PairwiseKeys(ComparedKeys):
             return {}
         return {"blocking": {**asdict(self.quality), **self.candidates.figures()}}
 
+    def blocked(self: Own, spec: KeySpec, primary: KeyTable, records: KeyTable, k: int) -> Own:
+        """Return keys that are linked as ``linkage.blocking`` says; the same without rules.
+
+        Args:
+            spec: Settings of the keys.
+            primary: The primary's key columns.
+            records: The secondary's.
+            k: As of :meth:`with_candidates`.
+
+        Raises:
+            DataError: As there, or if a value of a text column is no text, or too long.
+        """
+        if spec.blocking is None:
+            return self
+        rules = BlockingRules.parse(spec.blocking, spec.kinds)
+        candidates = RuleCandidates.of(rules, primary.columns, records.columns)
+        return self.with_candidates(candidates, k)
+
     def with_candidates(
-        self: Own, candidates: CandidatePairs, k: int, *, rows_measured: int = _ROWS_MEASURED
+        self: Own, candidates: RuleCandidates, k: int, *, rows_measured: int = _ROWS_MEASURED
     ) -> Own:
         """Return keys that are linked by candidates, and measure what that loses.
 
@@ -161,7 +136,7 @@ class PairwiseKeys(ComparedKeys):
 
     def _nearest_among(
         self,
-        candidates: CandidatePairs,
+        candidates: RuleCandidates,
         rows: Chosen | None,
         k: int,
         *,

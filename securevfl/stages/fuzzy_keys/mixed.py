@@ -15,10 +15,11 @@ import numpy as np
 from jaxtyping import Float64, Int64, Shaped
 
 from securevfl.core.errors import ConfigError, DataError
+from securevfl.data.tables import KeyTable
 from securevfl.linkage.links import Chosen, LinkTable, nearest_by_block
-from securevfl.linkage.metrics.metric import Columns, Field, Keys, KeySpec, Metric
+from securevfl.linkage.metrics.metric import Columns, Field, KeySpec, Metric
 from securevfl.linkage.text import present_texts
-from securevfl.stages.fuzzy_keys.blocking_rules import BlockingRules, RuleCandidates
+from securevfl.stages.fuzzy_keys.blocking_rules import BlockingRules
 from securevfl.stages.fuzzy_keys.candidate_pairs import PairwiseKeys
 from securevfl.stages.fuzzy_keys.edits import edit_distances, pair_edits
 
@@ -54,13 +55,8 @@ class MixedKeys(PairwiseKeys):
         """Read both parties' key columns.
 
         Raises:
-            ConfigError: If no field is given, one is given twice, or a number is out of range.
-            DataError: If a column is missing, of the wrong kind or another length.
+            DataError: If a column is empty or of the wrong kind.
         """
-        if not fields or len({field.name for field in fields}) < len(fields):
-            raise ConfigError("fields: must name at least one key column, and each once")
-        if not 0 <= missing_similarity <= 1:
-            raise ConfigError(f"missing_similarity must lie in [0, 1], got {missing_similarity!r}")
         return cls(
             primary=_Table.read(primary, fields, whose="the primary"),
             records=_Table.read(records, fields, whose="the secondary"),
@@ -116,7 +112,7 @@ class Mixed(Metric):
     name: ClassVar[str] = "mixed"
     unit: ClassVar[str] = "0 to 1"
     largest: ClassVar[float] = 1.0
-    reads: ClassVar[frozenset[str]] = frozenset({"fields", "rules", "spelling"})
+    reads: ClassVar[frozenset[str]] = frozenset({"fields", "blocking", "spelling"})
 
     def check(self, spec: KeySpec) -> None:
         """Ask for fields."""
@@ -125,18 +121,18 @@ class Mixed(Metric):
                 'linkage.fields: metric = "mixed" needs a table [linkage.fields.COLUMN] for every '
                 'key column, with its kind: "text", "number" or "exact"'
             )
-        if isinstance(spec.blocking, tuple):
+        if spec.blocking is not None:
             BlockingRules.parse(spec.blocking, spec.kinds)
 
-    def far_distance(self, keys: Keys) -> float:
+    def far_distance(self, keys: KeyTable) -> float:
         """Return half of the largest distance."""
         return _FAR
 
     def compare(
         self,
         spec: KeySpec,
-        primary: Keys,
-        records: Keys,
+        primary: KeyTable,
+        records: KeyTable,
         *,
         neighbours: int,
     ) -> MixedKeys:
@@ -147,11 +143,7 @@ class Mixed(Metric):
             spec.fields or (),
             missing_similarity=spec.missing_similarity,
         )
-        if not isinstance(spec.blocking, tuple):
-            return keys
-        rules = BlockingRules.parse(spec.blocking, spec.kinds)
-        candidates = RuleCandidates.of(rules, primary.columns, records.columns)
-        return keys.with_candidates(candidates, neighbours)
+        return keys.blocked(spec, primary, records, neighbours)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -200,14 +192,8 @@ class _Table:
 
     @classmethod
     def read(cls, columns: Columns, fields: Sequence[Field], *, whose: str) -> "_Table":
-        for field in fields:
-            if field.name not in columns:
-                raise DataError(
-                    f"keys of {whose}: have no field {field.name!r}; there are {', '.join(columns)}"
-                )
-        lengths = {len(columns[field.name]) for field in fields}
-        if len(lengths) > 1 or lengths == {0}:
-            raise DataError(f"keys of {whose}: fields must have one length above 0, got {lengths}")
+        if any(len(columns[field.name]) == 0 for field in fields):
+            raise DataError(f"keys of {whose}: has no rows")
         return cls([_Column.read(columns[field.name], field, whose=whose) for field in fields])
 
     def __len__(self) -> int:

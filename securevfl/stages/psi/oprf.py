@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from securevfl.core.errors import ProtocolError, of_an_extra
+from securevfl.linkage.cores import parts_of
 
 _TO_GROUP: Final = b"HashToGroup-OPRFV1-\0-ristretto255-SHA512" + bytes([40])
 """[RFC9497]'s tag of HashToGroup in mode OPRF, and its length."""
@@ -91,7 +92,7 @@ def blind(task: tuple[bytes, Sequence[str | None]]) -> tuple[bytes, bytes]:
 def evaluate_blinded(task: tuple[bytes, bytes]) -> bytes:
     """Return points times the key."""
     key, points = task
-    given = cut_bytes(points, POINT_BYTES)
+    given = parts_of(points, POINT_BYTES)
     return b"".join(multiply_points([key] * len(given), given))
 
 
@@ -99,7 +100,7 @@ def unblind(task: tuple[bytes, Sequence[str | None], bytes, bytes]) -> bytes:
     """Return the function's values at keys, of evaluated points and the blinds' inverses."""
     context, texts, inverses, points = task
     # Padding too: what a lying primary returns for it is refused like all else.
-    unblinded = multiply_points(cut_bytes(inverses, POINT_BYTES), cut_bytes(points, POINT_BYTES))
+    unblinded = multiply_points(parts_of(inverses, POINT_BYTES), parts_of(points, POINT_BYTES))
     return _values(_inputs(context, texts), unblinded)
 
 
@@ -120,8 +121,3 @@ def _rbcl() -> Any:
 def fresh_scalar() -> bytes:
     """Return a random scalar of the group, 32 bytes."""
     return bytes(_rbcl().crypto_core_ristretto255_scalar_random())
-
-
-def cut_bytes(content: bytes, width: int) -> list[bytes]:
-    """Return consecutive parts of ``width`` bytes each."""
-    return [content[start : start + width] for start in range(0, len(content), width)]

@@ -58,15 +58,13 @@ from securevfl.linkage.metrics.exact import exact_texts, numbered_keys
 from securevfl.linkage.metrics.metric import ComparedKeys, Metric
 from securevfl.linkage.protections import protection
 from securevfl.linkage.protections.plaintext import KeysAsTheyAre
-from securevfl.linkage.spec import LinkageSecret, LinkedPrimary, LinkedSecondary, LinkSpec
+from securevfl.linkage.spec import LinkedPrimary, LinkedSecondary, LinkSpec
 from securevfl.linkage.stage.candidates import source_of_metric, tells_apart
-from securevfl.linkage.stage.link_cache import LinkCache
 from securevfl.linkage.stage.messages import Linked
 from securevfl.stages.psi.oprf import (
     POINT_BYTES,
     VALUE_BYTES,
     blind,
-    cut_bytes,
     evaluate,
     evaluate_blinded,
     fresh_scalar,
@@ -197,16 +195,9 @@ class Psi(KeysAsTheyAre):
         """Return that padded numbers of keys are no counts of records."""
         return frozenset() if settings["pad_to"] is None else frozenset({"record counts"})
 
-    def link_in_process(
-        self,
-        spec: LinkSpec,
-        primary: KeyTable,
-        own: KeyTable,
-        *,
-        secret: LinkageSecret,
-        cache: LinkCache,
-    ) -> LinkedSecondary:
+    def link_in_process(self, tables: protection.BothTables) -> LinkedSecondary:
         """Link as every secondary does, without cryptography."""
+        spec, primary, own = tables.spec, tables.primary, tables.own
         _different(spec, own, rows=primary.num_rows)
         seen = exact_texts(spec.keys, primary)
         return self._link(spec, self.compare(spec, primary, own), own, seen)
@@ -276,7 +267,7 @@ class Psi(KeysAsTheyAre):
         rows = list[bytes]()
         for size in _sizes(party.rows):
             block = receive_from(channels, primary, RowValues, values=size)
-            rows += cut_bytes(block.values.tobytes(), VALUE_BYTES)
+            rows += parts_of(block.values.tobytes(), VALUE_BYTES)
         if primary not in party.memory:
             party.memory[primary] = self._evaluate_keys(party)
         keys: dict[bytes, str | None] = party.memory[primary]
@@ -317,7 +308,7 @@ class Psi(KeysAsTheyAre):
                 take_answer()
             tasks = zip(itertools.repeat(context), parts, inverses, answers, strict=False)
             for block in apply(unblind, tasks):
-                values += cut_bytes(block, VALUE_BYTES)
+                values += parts_of(block, VALUE_BYTES)
                 pace(len(sent) + len(values), 2 * len(sent))
         return dict(zip(values, sent, strict=True))
 

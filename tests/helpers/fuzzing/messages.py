@@ -228,7 +228,7 @@ READS: Final = (
     _read(
         LinkKeys(
             keys=key_table("agency", 2, seed=1),
-            scaler=KeyScaler(centre=np.zeros(2), width=np.ones(2)),
+            scaler=KeyScaler(centre=(0.0, 0.0), width=(1.0, 1.0)),
         ),
         spec=_SPEC.keys,
         rows=2,

@@ -20,6 +20,7 @@ import pyarrow as pa
 from helpers.fuzzing.files import folder, moded
 from helpers.fuzzing.mutation import altered_tree, as_json, havoc
 from helpers.fuzzing.target import Broken, Target, require_one_line
+from helpers.new_rows import fitted_schema
 from helpers.shown_token import HEADERS, TOKEN
 
 from securevfl.core.errors import SecureVflError
@@ -179,7 +180,7 @@ def _app() -> tuple[Guard, asyncio.AbstractEventLoop]:
             "employed": [True, False, True, True],
         }
     )
-    fitted = TableSchema.fit(frame, list(frame.columns), ColumnSettings(), where="table")
+    fitted = fitted_schema(frame, ColumnSettings())
     born = KeyColumn(name="born", kind="date")
     schema = TableSchema(columns=fitted.columns, missing=fitted.missing, keys=(born,))
     served = Served(

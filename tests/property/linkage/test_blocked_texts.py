@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from helpers.blocked import by_grams, by_rules
+from helpers.blocked import by_rules
 from helpers.nearest import nearest_texts
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,40 +12,6 @@ from securevfl.linkage.links import NO_RECORD
 from securevfl.linkage.metrics.metric import ComparedKeys
 from securevfl.linkage.sampling import PoissonSampler, RoundLinker, eligible_pairs
 from securevfl.stages.fuzzy_keys.edits import TextKeys
-
-TEXTS = st.lists(st.text(alphabet="abcé ", max_size=7), min_size=1, max_size=15)
-
-
-def grams(text: str, q: int) -> set[str]:
-    padded = "<" * max(q - 1, 1) + " ".join(text.split()) + ">" * max(q - 1, 1)
-    return {padded[i : i + q] for i in range(len(padded) - q + 1)}
-
-
-def are_candidates(one: str, other: str, q: int, overlap: float) -> bool:
-    """The definition, from Python sets."""
-    a, b = grams(one, q), grams(other, q)
-    return len(a & b) >= overlap * np.sqrt(float(len(a)) * float(len(b)))
-
-
-@settings(deadline=None, max_examples=40)
-@given(TEXTS, TEXTS, st.integers(1, 3), st.sampled_from([0.1, 0.4, 0.7]), st.data())
-def test_links_are_the_nearest_candidates(
-    rows: list[str], records: list[str], q: int, overlap: float, data: st.DataObject
-) -> None:
-    """Exact links from which all pairs are dropped that are no candidates."""
-    size = len(records)
-    k = data.draw(st.integers(1, size))
-    eligible = np.array(data.draw(st.lists(st.booleans(), min_size=size, max_size=size)))
-    keys = by_grams(rows, records, k, q=q, least_overlap=overlap)
-    links = keys.nearest(None, k, eligible=eligible)
-    every = nearest_texts(rows, records, size, eligible=eligible)
-    for row, text in enumerate(rows):
-        expected = [
-            record
-            for record in every.indices[row]
-            if record != NO_RECORD and are_candidates(text, records[record], q, overlap)
-        ][:k]
-        assert links.indices[row][links.present[row]].tolist() == expected
 
 
 def people(count: int, seed: int) -> tuple[list[str], list[str]]:
@@ -60,7 +26,7 @@ def people(count: int, seed: int) -> tuple[list[str], list[str]]:
 def test_what_blocking_loses_is_measured() -> None:
     """Near texts are found, strangers are not, and the figures say both."""
     rows, records = people(300, seed=0)
-    keys = by_grams(rows, records, 2, rows_measured=300)
+    keys = by_rules({"t": [*rows]}, {"t": [*records]}, ["left(t, 5)"], 2, rows_measured=300)
     links = keys.nearest(None, 2)
     exact = nearest_texts(rows, records, 2)
 
@@ -76,32 +42,27 @@ def test_figures_come_from_as_many_rows_as_asked_for() -> None:
     """Evenly spread over the table, which may be shorter."""
     rows, records = people(50, seed=1)
 
-    assert by_grams(rows, records, 1, rows_measured=7).quality.rows_measured == 7
-    assert by_grams(rows, records, 1, rows_measured=70).quality.rows_measured == 50
+    for asked, measured in ((7, 7), (70, 50)):
+        keys = by_rules({"t": [*rows]}, {"t": [*records]}, ["t"], 1, rows_measured=asked)
+        assert keys.quality.rows_measured == measured
 
 
-def blocked(way: str, *, without: int | None = None) -> TextKeys:
+def blocked(*, without: int | None = None) -> TextKeys:
     rng = np.random.default_rng(7)
     words = ["".join(rng.choice(list("abc"), rng.integers(1, 7))) for _ in range(100)]
     rows, records = words[:40], words[40:]
     if without is not None:
         del records[without]
-    if way == "grams":
-        return by_grams(rows, records, 3, q=2, least_overlap=0.4)
     return by_rules({"t": [*rows]}, {"t": [*records]}, ["left(t, 2)", "right(t, 2)"], 3)
 
 
-WAYS = ("grams", "rules")
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_the_cap_bounds_what_any_record_changes(way: str) -> None:
+def test_the_cap_bounds_what_any_record_changes() -> None:
     """A record's candidates do not depend on other records: at most m rows change."""
-    assert isinstance(blocked(way), ComparedKeys)
-    before = eligible_pairs(blocked(way), cap=2).links(np.arange(40), 3).indices
+    assert isinstance(blocked(), ComparedKeys)
+    before = eligible_pairs(blocked(), cap=2).links(np.arange(40), 3).indices
     changed = []
     for removed in range(0, 60, 5):
-        pairs = eligible_pairs(blocked(way, without=removed), cap=2)
+        pairs = eligible_pairs(blocked(without=removed), cap=2)
         after = pairs.links(np.arange(40), 3).indices
         after = np.where(after >= removed, after + 1, after)
         changed.append((before != after).any(axis=1).sum())
@@ -110,10 +71,9 @@ def test_the_cap_bounds_what_any_record_changes(way: str) -> None:
     assert sum(changed) > 0
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_samples_are_linked_as_among_themselves(way: str) -> None:
+def test_samples_are_linked_as_among_themselves() -> None:
     """Lists that are filtered each round equal a search of the sample, short rows included."""
-    keys, rows = blocked(way), np.arange(40)
+    keys, rows = blocked(), np.arange(40)
     linker = RoundLinker(keys, 4, rate=0.5, method="list")
     sample = PoissonSampler(60, 0.3, insecure_seed=3).draw()
     links, expected = linker.link(rows, sample), keys.nearest(rows, 4, eligible=sample)
@@ -156,20 +116,17 @@ def test_rules_find_what_they_say(
 
 
 def test_long_and_empty_texts() -> None:
-    """10,000 letters are compared with few; an empty text is a candidate of an empty one."""
-    keys = by_grams(["a" * 10_000, ""], ["a" * 9_000, "b" * 10_000, "", "Ame\u0301lie"], 2)
+    """10,000 letters are compared with few; an empty text is no candidate, not of an empty one."""
+    rows, records = ["a" * 10_000, ""], ["a" * 9_000, "b" * 10_000, "", "Ame\u0301lie"]
+    keys = by_rules({"t": [*rows]}, {"t": [*records]}, ["left(t, 2)"], 2)
 
-    assert keys.nearest(None, 2).indices.tolist() == [[0, NO_RECORD], [2, NO_RECORD]]
+    assert keys.nearest(None, 2).indices.tolist() == [[0, NO_RECORD], [NO_RECORD, NO_RECORD]]
     assert keys.nearest(None, 1, eligible=np.zeros(4, np.bool_)).indices.tolist() == [[-1], [-1]]
 
 
 def test_impossible_settings_are_refused() -> None:
     """Each by name."""
-    with pytest.raises(ConfigError, match=r"least_overlap must lie in \(0, 1\)"):
-        by_grams(["a"], ["a"], 1, least_overlap=0.0)
-    with pytest.raises(ConfigError, match="q must be at least 1"):
-        by_grams(["a"], ["a"], 1, q=0)
     with pytest.raises(ConfigError, match="rows_measured must be at least 1"):
-        by_grams(["a"], ["a"], 1, rows_measured=0)
+        by_rules({"t": ["a"]}, {"t": ["a"]}, ["t"], 1, rows_measured=0)
     with pytest.raises(DataError, match="K = 2 links"):
-        by_grams(["a"], ["a"], 2)
+        by_rules({"t": ["a"]}, {"t": ["a"]}, ["t"], 2)

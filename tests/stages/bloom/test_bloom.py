@@ -124,19 +124,6 @@ def test_impossible_codes_are_refused(settings: dict[str, float], message: str) 
         NumberCode(**{"low": 0.0, "high": 1.0, **settings})
 
 
-def test_bad_columns_are_refused() -> None:
-    """Missing fields, wrong types, different lengths, no fields."""
-    code, number = TextCode(), NumberCode(low=0.0, high=1.0)
-    with pytest.raises(DataError, match="no field 'x'"):
-        encode_keys({}, {"x": code}, SECRET)
-    with pytest.raises(DataError, match="must be float64 numbers, got int64"):
-        encode_keys({"x": np.array([1, 2])}, {"x": number}, SECRET)
-    with pytest.raises(DataError, match="fields differ in length"):
-        encode_keys({"x": ["a"], "y": np.zeros(2)}, {"x": code, "y": number}, SECRET)
-    with pytest.raises(ConfigError, match="at least one field"):
-        encode_keys({"x": ["a"]}, {}, SECRET)
-
-
 def test_codes_of_different_length_are_refused() -> None:
     """Two parties that encode differently are told so."""
     with pytest.raises(DataError, match="primary's have 64 bits, the secondary's 128"):

@@ -143,8 +143,6 @@ def test_bad_keys_are_refused(keyholder: Keyholder) -> None:
         keyholder.encrypt([np.array([[LARGEST_UNIT + 1]])])
     with pytest.raises(DataError, match="at least one"):
         keyholder.encrypt([np.empty((0, 2), dtype=np.int64)])
-    with pytest.raises(DataError, match="primary's have 1 dimensions, the secondary's 2"):
-        masked_distances([(keyholder.encrypt([np.array([[1]])])[0], np.array([[1, 2]]))], repeat(1))
 
 
 def test_nothing_secret_is_shown(keyholder: Keyholder) -> None:

@@ -81,9 +81,6 @@ def test_a_cap_works_with_any_metric() -> None:
 @pytest.mark.parametrize(
     ("fields", "error", "message"),
     [
-        ([], ConfigError, "at least one key column"),
-        ([NAME, NAME], ConfigError, "and each once"),
-        ([Field(name="city", kind="text")], DataError, "no field 'city'; there are name, born"),
         ([Field(name="born", kind="text")], DataError, "field 'born': row 1: must be text"),
         ([Field(name="name", kind="number", scale=1.0)], DataError, "'name': must be float64"),
     ],
@@ -95,15 +92,11 @@ def test_bad_fields_are_refused(fields: list[Field], error: type[Exception], mes
 
 
 def test_impossible_settings_are_refused() -> None:
-    """Weights, scales and similarities have ranges; columns have one length."""
+    """Weights and scales have ranges."""
     with pytest.raises(ConfigError, match="scale goes with kind number"):
         Field(name="a", kind="text", scale=1.0)
     with pytest.raises(ConfigError, match="weight must be finite and > 0"):
         Field(name="a", kind="text", weight=float("nan"))
-    with pytest.raises(ConfigError, match=r"missing_similarity must lie in \[0, 1\]"):
-        nearest_mixed(PRIMARY, RECORDS, [NAME], 1, missing_similarity=float("nan"))
-    with pytest.raises(DataError, match="one length above 0"):
-        nearest_mixed(PRIMARY, {**RECORDS, "state": ["nsw"]}, [NAME, STATE], 1)
 
 
 def test_text_number_date_and_exact_columns_together(tmp_path: Path) -> None:

@@ -275,10 +275,6 @@ FILES = {
         change_section("linkage", blocking=["lat"]),
         ["linkage.blocking", "rules go with", '"levenshtein" or "mixed"'],
     ),
-    "blocking without edits": (
-        change_section("linkage", blocking=0.3),
-        ["linkage.blocking", '"levenshtein"'],
-    ),
     "noise and its bound": (
         change_section("linkage", similarity_noise=0.1, similarity_tau=0.1),
         ["linkage.similarity_tau", "not both"],

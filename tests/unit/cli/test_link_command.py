@@ -56,7 +56,6 @@ MIXED = {
 }
 WAYS: dict[str, dict[str, Any]] = {
     "levenshtein": {"metric": "levenshtein"},
-    "blocked": {"metric": "levenshtein", "blocking": 0.3},
     "rules": {"metric": "levenshtein", "blocking": ["last", "left(first, 3), born"]},
     "mixed by rules": {"metric": "mixed", "fields": MIXED, "blocking": ["last"]},
     "mixed": {"metric": "mixed", "fields": MIXED},
@@ -85,7 +84,7 @@ def test_every_way_finds_the_true_matches(way: str, tmp_path: Path, capfd: Captu
     assert json.loads((tmp_path / "run" / "links.json").read_text())["secondaries"]
 
 
-@pytest.mark.parametrize("way", ["blocked", "rules", "mixed by rules"])
+@pytest.mark.parametrize("way", ["rules", "mixed by rules"])
 def test_what_blocking_loses_is_told(way: str, tmp_path: Path, capfd: Capture) -> None:
     """Never silently: the recall against all pairs, also when links are read again."""
     path = people(tmp_path, WAYS[way])

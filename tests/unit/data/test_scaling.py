@@ -105,7 +105,7 @@ def test_another_number_of_columns_is_refused() -> None:
     with pytest.raises(DataError, match=r"features: have 2 columns, the scaler 3"):
         FeatureScaler.identity(3).apply(FEATURES[:, :2])
     with pytest.raises(DataError, match=r"keys: have 1 dimensions, the scaler 2"):
-        KeyScaler(centre=np.zeros(2), width=np.ones(2)).apply(np.zeros((3, 1)))
+        KeyScaler(centre=(0.0, 0.0), width=(1.0, 1.0)).apply(np.zeros((3, 1)))
 
 
 def test_common_key_statistics_keep_one_place_one_place() -> None:

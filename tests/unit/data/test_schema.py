@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from helpers.new_rows import fitted_schema
 
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.data.scaling import ColumnSettings
@@ -24,7 +25,7 @@ FRAME = pd.DataFrame(
 
 
 def fit(frame: pd.DataFrame = FRAME, **declared: Any) -> TableSchema:
-    return TableSchema.fit(frame, list(frame.columns), ColumnSettings(**declared), where="table")
+    return fitted_schema(frame, ColumnSettings(**declared))
 
 
 def encode(schema: TableSchema, **columns: list[Any]) -> dict[str, list[float]]:
@@ -255,14 +256,13 @@ def test_every_problem_is_collected() -> None:
 
 
 def test_a_column_is_described_without_its_values() -> None:
-    """Kind, encoding, features and gaps, for people who check what a run would do."""
-    assert fit().describe(FRAME) == [
-        "debt: number; as it is, and whether it is missing; 2 features; 1 of 4 missing",
-        "town: words; one 0/1 feature a word, and whether it is missing; 3 features; "
-        "1 of 4 missing",
-        "lift: boolean; 1 and 0, and whether it is missing; 2 features; 1 of 4 missing",
+    """Kind, encoding and features, for people who check what a run would do."""
+    assert fit().describe() == [
+        "debt: number; as it is, and whether it is missing; 2 features",
+        "town: words; one 0/1 feature a word, and whether it is missing; 3 features",
+        "lift: boolean; 1 and 0, and whether it is missing; 2 features",
         "since: date; days since 2020-03-01; month, weekday, hour as sine and cosine, and "
-        "whether it is missing; 8 features; 1 of 4 missing",
+        "whether it is missing; 8 features",
         "rooms: number; as it is; 1 feature",
     ]
 

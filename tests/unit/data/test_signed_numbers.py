@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from helpers.new_rows import read_new_rows
 
 from securevfl.core.errors import DataError
 from securevfl.data.column_kinds import infer
 from securevfl.data.frames import from_frame
-from securevfl.data.party_tables import ColumnRoles, read_new_rows, read_table
+from securevfl.data.party_tables import ColumnRoles, read_table
 from securevfl.data.scaling import ColumnSettings
 from securevfl.data.schema import TableSchema
 from securevfl.data.sources.settings import Reading

@@ -29,6 +29,7 @@ from securevfl.ledger.chain import ChainedFile
 from securevfl.ledger.ledger import Ledger
 from securevfl.ledger.ledger_file import RecordCounts
 from securevfl.linkage.metrics.metric import KeySpec
+from securevfl.linkage.protections.protection import BothTables
 from securevfl.linkage.spec import ChoiceSpec, LinkageSecret, LinkedSecondary
 from securevfl.linkage.stage.link_cache import LinkCache
 from securevfl.linkage.stage.linkage_parts import METRICS, protection_of
@@ -98,9 +99,9 @@ def linked(asked: tuple[str, ...], records: tuple[str, ...], kind: str) -> Linke
         keys=KeySpec(columns=("id",), metric=METRICS["euclidean" if near else "exact"]),
         choice=ChoiceSpec(neighbours=1, by="records", links_per_record=1, once=True),
     )
-    return protection_of(spec).link_in_process(
-        spec, primary, own, secret=LinkageSecret.fresh(), cache=LinkCache(None)
-    )
+    secret, cache = LinkageSecret.fresh(), LinkCache(None)
+    tables = BothTables(spec=spec, primary=primary, own=own, secret=secret, cache=cache)
+    return protection_of(spec).link_in_process(tables)
 
 
 def ask(release: Any, rows: Sequence[int], number: int) -> list[int]:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from helpers.blocked import by_grams
+from helpers.blocked import by_rules
 
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.linkage.links import LinkTable
@@ -39,6 +39,10 @@ def shared(mine: np.ndarray, theirs: np.ndarray, k: int) -> LinkTable:
     return links_from_shares(one, other, k, key_dim=mine.shape[1])
 
 
+def blocked(mine: list[str], theirs: list[str], k: int) -> TextKeys:
+    return by_rules({"name": [*mine]}, {"name": [*theirs]}, ["left(name, 1)"], k)
+
+
 Make = Callable[[int, int], ComparedKeys]
 """Keys of so many rows and records, all alike."""
 
@@ -46,7 +50,7 @@ METRICS: dict[str, Make] = {
     "euclidean": lambda a, b: EuclideanKeys(primary=np.ones((a, 2)), records=np.ones((b, 2))),
     "earth": lambda a, b: EarthKeys.of(np.ones((a, 2)), np.ones((b, 2))),
     "text": lambda a, b: TextKeys.of(["anna"] * a, ["anna"] * b),
-    "blocked": lambda a, b: by_grams(["anna"] * a, ["anna"] * b, 1),
+    "blocked": lambda a, b: blocked(["anna"] * a, ["anna"] * b, 1),
     "mixed": lambda a, b: MixedKeys.of({"name": ["anna"] * a}, {"name": ["anna"] * b}, NAME),
     "code": lambda a, b: CodeKeys(
         primary=np.ones((a, 8), dtype=np.uint8), records=np.ones((b, 8), dtype=np.uint8)
@@ -123,7 +127,7 @@ def links_of_texts(name: str, mine: list[str], theirs: list[str], k: int) -> Lin
     if name == "text":
         return TextKeys.of(mine, theirs).nearest(None, k)
     if name == "blocked":
-        return by_grams(mine, theirs, k).nearest(None, k)
+        return blocked(mine, theirs, k).nearest(None, k)
     if name == "mixed":
         columns = {"name": mine}, {"name": theirs}
         return MixedKeys.of(columns[0], columns[1], NAME).nearest(None, k)

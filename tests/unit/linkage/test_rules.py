@@ -9,8 +9,9 @@ from helpers.blocked import by_rules
 from helpers.nearest import nearest_mixed
 
 from securevfl.core.errors import ConfigError
+from securevfl.data.tables import KeyTable
 from securevfl.linkage.links import NO_RECORD
-from securevfl.linkage.metrics.metric import Field, Keys, KeySpec
+from securevfl.linkage.metrics.metric import Field, KeySpec
 from securevfl.stages.fuzzy_keys.blocking_rules import BlockingRules, RuleCandidates
 from securevfl.stages.fuzzy_keys.edits import Levenshtein
 from securevfl.stages.fuzzy_keys.mixed import Mixed
@@ -127,13 +128,6 @@ def test_any_rule_and_all_of_its_terms() -> None:
     }
 
 
-class Table:
-    """A party's key columns."""
-
-    def __init__(self, columns: dict[str, Any]) -> None:
-        self.name, self.columns = "party", columns
-
-
 def test_rules_take_links_away_and_move_none() -> None:
     """Of weighted fields too, with numbers and missing values: links of candidates alone."""
     rng = np.random.default_rng(1)
@@ -142,13 +136,18 @@ def test_rules_take_links_away_and_move_none() -> None:
         Field(name="born", kind="number", scale=10.0),
         Field(name="state", kind="exact", weight=2.0),
     )
-    tables: list[Keys] = [
-        Table(
-            {
-                "name": ["".join(rng.choice(list("abc"), 4)) for _ in range(rows)],
+    tables = [
+        KeyTable(
+            name="party",
+            columns={
+                "name": np.array(
+                    ["".join(rng.choice(list("abc"), 4)) for _ in range(rows)], object
+                ),
                 "born": np.where(rng.random(rows) < 0.2, np.nan, rng.integers(1980, 1990, rows)),
-                "state": [str(state) if state else None for state in rng.integers(0, 4, rows)],
-            }
+                "state": np.array(
+                    [str(state) if state else None for state in rng.integers(0, 4, rows)], object
+                ),
+            },
         )
         for rows in (20, 30)
     ]

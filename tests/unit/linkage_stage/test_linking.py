@@ -178,12 +178,12 @@ def test_a_primary_s_extreme_keys_are_its_own_fault(number: float) -> None:
     far = KeyTable(name="agency", columns={**keys.columns, "lon": np.full(60, number)})
     assert _sent(far, scaler).startswith("agency: sent ")
     for wrong in (
-        replace(scaler, centre=np.full(2, number)),
-        replace(scaler, width=np.full(2, abs(number))),
-        replace(scaler, width=np.full(2, 5e-324)),
+        replace(scaler, centre=(number, number)),
+        replace(scaler, width=(abs(number),) * 2),
+        replace(scaler, width=(5e-324, 5e-324)),
     ):
         assert _sent(keys, wrong).startswith("agency: sent statistics of keys")
-    assert "agency: sent impossible statistics" in _sent(keys, replace(scaler, width=np.zeros(2)))
+    assert "agency: sent impossible statistics" in _sent(keys, replace(scaler, width=(0.0, 0.0)))
     assert "agency: sent impossible keys" in _sent(far, scaler, "great-circle")
 
 

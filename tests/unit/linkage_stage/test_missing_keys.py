@@ -26,7 +26,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "exact": {"metric": "exact"},
     "exact, hashes": {"metric": "exact", "protection": "hashes"},
     "levenshtein": {"metric": "levenshtein"},
-    "levenshtein by q-grams": {"metric": "levenshtein", "blocking": 0.3},
     "levenshtein by rules": {"metric": "levenshtein", "blocking": ("id", "town")},
     "levenshtein, bloom": {"metric": "levenshtein", "protection": "bloom"},
     "mixed": {"metric": "mixed", "fields": FIELDS},

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+from helpers.new_rows import fitted_schema
 
 from securevfl.data.scaling import ColumnSettings
 from securevfl.data.schema import KeyColumn, TableSchema
@@ -21,11 +22,9 @@ FRAME = pd.DataFrame(
 
 
 def schema(**settings: object) -> TableSchema:
-    fitted = TableSchema.fit(
+    fitted = fitted_schema(
         FRAME if settings == {} else FRAME.fillna(0.0),
-        list(FRAME.columns),
         ColumnSettings(**settings),  # type: ignore[arg-type]
-        where="table",
     )
     return TableSchema(
         columns=fitted.columns,
@@ -79,9 +78,7 @@ def test_what_may_not_be_missing_must_be_there() -> None:
 def test_a_row_has_the_number_of_a_column_with_signs() -> None:
     """As JSON knows no signs; the features are those of the table to the last bit."""
     cells = ["5%", "12.5%", "0.0000001%", None]
-    fitted = TableSchema.fit(
-        pd.DataFrame({"rate": cells}), ["rate"], ColumnSettings(), where="table"
-    )
+    fitted = fitted_schema(pd.DataFrame({"rate": cells}), ColumnSettings())
     rows = RowFormat.of(fitted, {})
     assert "hundredth" in rows.columns[0].note
     asked = [{"rate": 5}, {"rate": 12.5}, {"rate": 1e-7}, {"rate": None}]

@@ -11,9 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from helpers.new_rows import read_new_rows
 
 from securevfl.core.errors import ConfigError, DataError
-from securevfl.data.party_tables import ColumnRoles, read_new_rows, read_table
+from securevfl.data.party_tables import ColumnRoles, read_table
 from securevfl.data.scaling import ColumnSettings
 from securevfl.data.sources.pieces import LOST
 from securevfl.data.sources.read import read_frame
