@@ -137,10 +137,12 @@ class ThisParty:
             To the others: its name, its key columns' names and the number of its classes; then
             what a real federation reveals.
         """
-        known = run_settings.RunSettings.__annotations__
-        for name in settings:
-            if name not in known:
-                raise ConfigError(f"{name}: no such setting{checks.did_you_mean(name, known)}")
+        named = run_settings.RunSettings.__annotations__
+        for setting in settings:
+            if setting not in named:
+                raise ConfigError(
+                    f"{setting}: no such setting{checks.did_you_mean(setting, named)}"
+                )
         model, settings = run_settings.with_model(model, settings)
         own = identities.Identity.create(
             self._name(table, settings), valid_days=identities.SHORT_LIVED_DAYS
