@@ -19,6 +19,7 @@ from securevfl.core import checks
 from securevfl.core.errors import ConfigError, PrivacyError
 from securevfl.core.formatting import format_figure
 from securevfl.dp.release_plan import ReleasePlan
+from securevfl.dp.sensitivity import honest_parties
 from securevfl.federation.run_plan import RunFacts, RunPlan, plan_run, run_facts
 from securevfl.lab.rehearsal import (
     Cast,
@@ -51,7 +52,7 @@ def noise_a_number(
     the noise of all secondaries' shares, helpers of the primary included, since the top model knows
     none of them. With another number of secondaries the noise multiplier stays, and the noise
     follows the sensitivity: for ``secondary-record`` it does not grow with them, for the other
-    units it does (:func:`securevfl.dp.sensitivity.row_change`). Of symbols it is the noise that
+    units it does (:func:`securevfl.dp.sensitivity.row_change`). Of scores it is the noise that
     would leave as much.
 
     Args:
@@ -63,10 +64,13 @@ def noise_a_number(
         Dimensionless, >= 0.
     """
     checks.non_negative(noise_share_std=noise_share_std)
-    if plan.symbols is not None:
-        # Noise that would leave as much of one number; every secondary has its own.
-        share = plan.symbols.surviving_share(noise_share_std)
-        return math.sqrt((1 - share) / share * (secondaries or plan.parties))
+    if plan.scores is not None:
+        # Noise that would leave as much of one number. Every secondary adds its own, whose variance
+        # goes with the number of those that do not collude.
+        parties = secondaries or plan.parties
+        honest = honest_parties(active=parties, colluding=plan.privacy.colluding)
+        share = plan.scores.surviving_share(noise_share_std, honest=honest)
+        return math.sqrt((1 - share) / share * parties)
     record = plan.privacy.clip_norm / (plan.links if plan.pooled else 1)
     noise = noise_share_std * math.sqrt(plan.parties)
     if secondaries is not None:
