@@ -11,8 +11,8 @@ primary sees the sum alone, and its noise does not grow with k. The noise level 
 that law over the largest number of a record: 0 is none.
 
 References:
-    [AC11] Acs and Castelluccia, section 4: Laplace noise as a sum of shares. [GX15] Goryczka and
-    Xiong, section 4.2, and [BBGN20] Balle, Bell, Gascon and Nissim, section 3: discrete shares.
+    [AC11] Acs and Castelluccia: Laplace noise as a sum of shares. [GX15] Goryczka and Xiong, and
+    [BBGN20] Balle, Bell, Gascon and Nissim: discrete shares.
 """
 
 import math
