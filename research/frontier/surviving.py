@@ -98,7 +98,7 @@ def scores(epsilons: list[float]) -> dict[str, list[str]]:
         return [f"{_survives(plan):.3f}" for plan in plans]
 
     def chosen(secondaries: int, *, classes: int) -> list[str]:
-        kinds = []
+        kinds = list[str]()
         for epsilon in epsilons:
             plan = score_plan(record, epsilon, secondaries=secondaries, exchanged=False)
             fit = replace(_SCORE_FIT, steps=_SCORE_FIT.steps if classes == 1 else 1)

@@ -47,7 +47,7 @@ class LaplacePlan:
     """Laplace sums that a run releases, by its plan alone."""
 
     classes: checks.Count | None = None
-    """Number of classes, of which a record has a vote; None: a record has a score."""
+    """Number of classes, where a record votes for one; None: a record has a score."""
 
     exchanged: bool
     """Whether a removed record can bring another one forward in its row; else the row becomes one
@@ -77,7 +77,7 @@ class LaplacePlan:
         return 2.0 ** math.floor(math.log2(clip_norm * (1 - 2.0**-16) / self.largest))
 
     def release(self, scale: float, *, rows: int, parties: int) -> LaplaceRelease:
-        """Return the event of rows of the sum, of which a unit touches some.
+        """Return the event of the rows of the sum that one unit touches.
 
         Records of one unit at several secondaries may be in one row. One number that moves by the
         whole is then at least as telling as many that move by parts.

@@ -1,4 +1,4 @@
-"""Pure releases, whose privacy loss is bounded: symbols and Laplace sums, beside Gaussian noise.
+"""Pure releases, whose privacy loss is bounded: symbols and Laplace sums, with Gaussian noise too.
 
 Each draw counts as one of finitely many losses (docs/privacy.md, section 3). Losses of several
 draws add up, and given their sum L what is left of epsilon is ``epsilon - L``.
@@ -33,7 +33,7 @@ _ROUNDED: Final = 1 + 1e-9
 def pure_delta(
     releases: Sequence[PureRelease], *, epsilon: float, noise_multiplier: float | None
 ) -> float:
-    """Return delta of pure releases at ``epsilon``, beside one Gaussian release.
+    """Return delta of pure releases and one Gaussian release at ``epsilon``.
 
     It is the mean over their loss L of the Gaussian's delta at ``epsilon - L``, and what the draws
     of Laplace shares may be off their law.

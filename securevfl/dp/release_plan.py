@@ -1,7 +1,7 @@
 """Release plan of a run: from a plan to noise, and from noise to epsilon.
 
 ``tau`` is the standard deviation of the noise that each secondary adds to its own term of the sum,
-in the units of the representation. Of class means it is a noise level: of symbols, the odds of
+in the units of the representation. Of scores it is a noise level: of symbols, the odds of
 another cell (:mod:`securevfl.dp.symbols`), of Laplace sums their scale over the largest number of a
 record (:mod:`securevfl.dp.laplace`). Formulas: docs/privacy.md, section 3.
 """
@@ -483,7 +483,7 @@ class ReleasePlan:
     def _pure_release(
         self, scores: SymbolPlan | LaplacePlan, level: float, *, touched: int
     ) -> PureRelease:
-        """Return the event of scores or votes of rows, of which one unit touches some."""
+        """Return the event of the scores or votes that one unit touches."""
         exchanged = scores.exchanged or self.privacy.unit == "linked-row"
         parties = 1 if self.privacy.unit == "secondary-record" else self.parties
         return replace(scores, exchanged=exchanged).release(level, rows=touched, parties=parties)
@@ -560,8 +560,7 @@ class ReleasePlan:
         published = privacy.accounting == "as-published"
         return bounded_statement(
             unit=privacy.unit,
-            encoder=privacy.encoder,
-            scores=self.scores.kind if self.scores else None,
+            encoder=self.scores.kind if self.scores else privacy.encoder,
             epsilon=max(self.epsilon(noise_share_std), spent),
             delta=privacy.delta,
             parties=self.parties,
@@ -663,7 +662,7 @@ _MOST_LAPLACE_EPSILON: Final = 64.0
 def choose_scores(
     privacy: Privacy, fitting: FittingPlan | None, *, parties: int, exchanged: bool, classes: int
 ) -> SymbolPlan | LaplacePlan | None:
-    """Return the release of scores or votes of which most survives, by the plan alone.
+    """Return the release that leaves most of scores or votes, by the plan alone.
 
     With several classes it is None where more survives of vectors behind noise: of each number of
     a vector of length C in as many numbers as classes, ``1 / (1 + classes (tau / C)^2)``.

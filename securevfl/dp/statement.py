@@ -29,7 +29,7 @@ _NO_PROMISE_ALONE: Final = (
     "No noise is added, and with one secondary there is nothing to average with: what the primary "
     "learns from that secondary's vectors is not bounded, and nothing protects them."
 )
-_REACHED: Final[Mapping[ScoreKind, str]] = {
+_REACHED: Final[Mapping[str, str]] = {
     "symbols": (
         "Symbols come near this limit for nearly every record, and not in rare cases alone: from "
         "even odds a guess may be right in {} of cases."
@@ -90,14 +90,13 @@ def unbounded_statement(*, parties: int) -> Statement:
 def bounded_statement(
     *,
     unit: UnitName,
-    encoder: Encoder,
+    encoder: Encoder | ScoreKind,
     epsilon: float,
     delta: float,
     parties: int,
     colluding: int,
     links_per_record: int | None,
     releases_per_record: int | None = None,
-    scores: ScoreKind | None = None,
     claimed: float | None = None,
     total_epsilon: float | None = None,
 ) -> Statement:
@@ -111,14 +110,14 @@ def bounded_statement(
     Args:
         unit: Unit of the guarantee.
         encoder: How bottom models depend on private data; a cap on a record's rows does not apply
-            to a trained one.
+            to a trained one. The name of a pure release: frozen, with scores or votes of records
+            that leave so instead of vectors behind Gaussian noise.
         epsilon: Epsilon of this run by sound accounting, in nats, >= 0.
         delta: Failure probability, in (0, 1).
         parties: ``k``, secondaries of the federation.
         colluding: ``c``, how many of them may help the primary.
         links_per_record: ``m``; None if there is no cap.
         releases_per_record: ``N``, where secondaries count a record's releases; None: they do not.
-        scores: What scores or votes of records leave as; None: vectors behind Gaussian noise.
         claimed: Epsilon by the papers' formula, if the noise was calibrated to it.
         total_epsilon: Epsilon of all runs on this table, this one included; infinite if one of them
             added no noise. None leaves it out.
@@ -137,14 +136,14 @@ def bounded_statement(
     if colluding:
         against = f"the primary together with any {colluding} of the {parties} secondaries"
         knowing, their = "they know, they", "their"
-    symbols = scores == "symbols"
+    symbols, reached = encoder == "symbols", _REACHED.get(encoder)
     # Of class sums too, which are each secondary's own.
-    kind = f"noised {'sums' if parties > 1 or scores else 'vectors'}"
+    kind = f"noised {'sums' if parties > 1 or reached else 'vectors'}"
     kind = f"symbols, {kind}" if symbols else kind
     linked = "linked to any number of the primary's rows"
     if releases_per_record is not None:
         linked = f"released in at most {releases_per_record} of the primary's rows"
-    elif REGIMES[encoder].caps_records and links_per_record is not None:
+    elif (reached or REGIMES[encoder].caps_records) and links_per_record is not None:
         linked = f"linked to at most {links_per_record} of the primary's rows"
     hides = _hidden(unit, linked=linked, parties=parties, colluding=colluding)
     warning = _warning(epsilon=epsilon, total=total_epsilon, published=claimed is not None)
@@ -155,7 +154,7 @@ def bounded_statement(
         f"Whatever else {knowing} can do no better than if {their} odds changed by at most a "
         f"factor of {_factor(epsilon)}, except with a probability of {_one_in(delta)} "
         f"(delta = {delta:g}).",
-        _REACHED[scores].format(suspicion_in_words(epsilon, against=1)) if scores else None,
+        None if reached is None else reached.format(suspicion_in_words(epsilon, against=1)),
         None if total_epsilon is None else _total(total_epsilon),
         _ALONE if parties == 1 and not symbols else None,
         _not_covered(unit, runs="other runs" if total_epsilon is None else "later runs"),

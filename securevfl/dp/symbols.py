@@ -61,7 +61,7 @@ class SymbolPlan:
             raise ConfigError(f"cells: must be one of {CELLS}, got {self.cells!r}")
 
     def release(self, odds: float, *, rows: int, parties: int) -> SymbolRelease:
-        """Return the event of symbols of rows, of which a unit touches some.
+        """Return the event of the symbols of rows that one unit touches.
 
         Each party draws its own symbols, so neither others' noise nor colluders matter.
 

@@ -101,7 +101,7 @@ class KeySymbols:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RowScores:
-    """One secondary's scores or votes in whole grid units, of which every row has its own."""
+    """One secondary's scores or votes in whole grid units, one of every row."""
 
     scores: GridScores
     """Grid units of rows."""

@@ -59,7 +59,7 @@ def test_it_reads_as_documents_quote_it() -> None:
 @pytest.mark.parametrize("parties", [1, 2])
 def test_symbols_say_that_their_limit_is_reached_in_every_row(parties: int) -> None:
     """Gaussian noise comes near it once in 1 / delta runs; and no average protects a symbol."""
-    text = said(scores="symbols", epsilon=2.0, delta=1e-5, parties=parties).text
+    text = said(encoder="symbols", epsilon=2.0, delta=1e-5, parties=parties).text
     assert text.startswith(
         "Suppose the primary alone tries to find out from all symbols, noised sums and counts of "
     )
