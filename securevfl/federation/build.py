@@ -177,7 +177,7 @@ def build_secondary(
         primary_rows=linked.primary_rows,
     )
     charge = counted or kept
-    noise = _noise_of(plan)
+    noise = noise_of(plan)
     contribution = SecondaryRelease(
         plan.aggregation(),
         noise=None if noise is None else NoiseBuffer(noise),
@@ -207,7 +207,7 @@ def build_secondary(
     )
 
 
-def _noise_of(plan: RunPlan) -> RingNoise | None:
+def noise_of(plan: RunPlan) -> RingNoise | None:
     """Return what draws a secondary's share of noise; None adds none."""
     cut, laplace = plan.cut, plan.releases.laplace
     if laplace is not None:

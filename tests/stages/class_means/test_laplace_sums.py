@@ -14,8 +14,10 @@ import securevfl as sv
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, ProtocolError
 from securevfl.desk.report.verify import verify_run
-from securevfl.dp.laplace import GRID
+from securevfl.dp.events import LaplaceRelease
+from securevfl.dp.laplace import GRID, share_variance
 from securevfl.dp.symbols import SymbolPlan
+from securevfl.federation.build import noise_of
 from securevfl.federation.run_plan import (
     RunFacts,
     RunPlan,
@@ -49,6 +51,17 @@ def planned(path: Path) -> RunPlan:
     return plan
 
 
+def require_shares(plan: RunPlan, *, honest: int) -> None:
+    """Check that what a secondary draws is the share of so many, in whole grid units."""
+    scale = plan.noise_share_std * GRID
+    assert isinstance(plan.releases.release(scale, rounds=1, row_releases=1), LaplaceRelease)
+    noise = noise_of(plan)
+    assert noise is not None
+    grid_unit = plan.cut.grid_step / plan.cut.ring.granularity
+    assert noise.std_units == pytest.approx(grid_unit * share_variance(scale, honest) ** 0.5)
+    assert (noise.sample((500,)) % grid_unit == 0).all()
+
+
 def released(run: Path, root: Path) -> np.ndarray:
     """Return what the primary learned, in grid units of the sum."""
     shown = sv.features(run, data_root=root).filter(like="score").to_numpy(dtype=float)
@@ -80,13 +93,14 @@ def test_a_plan_counts_those_who_do_not_collude_and_those_who_answer(tmp_path: P
     path = write_laplace(tmp_path, colluding=1)
     plan = planned(path)
     assert plan.releases.honest == SECONDARIES - 1
+    require_shares(plan, honest=SECONDARIES - 1)
     some = plan_prediction(
         plan.config,
         prediction_facts(rows=9, predicted_rows=9, active=(1, 2)),
         noise_share_std=plan.noise_share_std,
     )
     assert some.releases.laplace == plan.releases.laplace
-    assert some.releases.honest == 1
+    require_shares(some, honest=1)
     assert some.cut.ring == plan.cut.ring
     assert 0 < plan.surviving < planned(write_laplace(tmp_path)).surviving < 1
     many = plan_run(
