@@ -46,7 +46,8 @@ sys.path.append(str(Path(__file__).parents[2]))
 from research.frontier.frontier import SETS
 from securevfl.dp.events import SymbolRelease
 from securevfl.dp.gaussian import gaussian_noise_multiplier
-from securevfl.dp.symbols import CELLS, SymbolPlan, cell_probabilities, normal_scores, symbols_delta
+from securevfl.dp.pure import pure_delta
+from securevfl.dp.symbols import CELLS, SymbolPlan, cell_probabilities, normal_scores
 from securevfl.stages.class_means.class_labels import classes_among_alike
 
 ARMS = ("one", "squares", "left", "both")
@@ -151,7 +152,7 @@ def best_symbols(epsilon: float, fit: float, count: int) -> tuple[SymbolPlan, fl
             release = SymbolRelease(
                 cells=cells, odds=math.exp(log_odds), exchanged=False, count=count
             )
-            return symbols_delta([release], epsilon=epsilon, noise_multiplier=fit) - DELTA
+            return pure_delta([release], epsilon=epsilon, noise_multiplier=fit) - DELTA
 
         low = -epsilon - math.log(cells) - 3
         if over(-1e-6) > 0:

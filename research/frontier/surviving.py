@@ -22,9 +22,10 @@ sys.path.append(str(Path(__file__).parents[2]))
 from research.common.figure_files import keep
 from securevfl.core import checks
 from securevfl.dp.gaussian import gaussian_delta, gaussian_noise_multiplier
+from securevfl.dp.laplace import LaplacePlan
 from securevfl.dp.privacy import Privacy, UnitName
-from securevfl.dp.release_plan import FittingPlan, ReleasePlan, choose_symbols
-from securevfl.dp.symbols import cell_probabilities, normal_scores
+from securevfl.dp.release_plan import FittingPlan, ReleasePlan, choose_scores
+from securevfl.dp.symbols import CELLS, SymbolPlan, cell_probabilities, normal_scores
 
 UNITS: tuple[UnitName, ...] = ("secondary-record", "entity", "linked-row")
 SECONDARIES = (2, 4, 10)
@@ -177,12 +178,24 @@ def plan_of(
     )
 
 
-def score_plan(unit: UnitName, epsilon: float, *, secondaries: int, exchanged: bool) -> ReleasePlan:
-    """Return the plan of one score a record, as a symbol."""
+def score_plan(
+    unit: UnitName, epsilon: float, *, secondaries: int, exchanged: bool, laplace: bool = False
+) -> ReleasePlan:
+    """Return the plan of one score a record, as a symbol or behind Laplace noise made by all."""
     options = argparse.Namespace(delta=_SCORE_DELTA, secondaries=secondaries, fitting=0.0)
     plan = plan_of(unit, epsilon, options, disjoint=False)
-    symbols = choose_symbols(plan.privacy, _SCORE_FIT, parties=secondaries, exchanged=exchanged)
-    return replace(plan, fitting=_SCORE_FIT, linked_rows=_ROWS, symbols=symbols)
+    planned = replace(plan, fitting=_SCORE_FIT, linked_rows=_ROWS)
+    if laplace:
+        return replace(planned, laplace=LaplacePlan(exchanged=exchanged))
+    plans = [
+        replace(planned, symbols=SymbolPlan(cells=cells, exchanged=exchanged)) for cells in CELLS
+    ]
+    return max(plans, key=_survives)
+
+
+def _survives(plan: ReleasePlan) -> float:
+    assert plan.scores is not None, "a plan of scores"
+    return plan.scores.surviving_share(plan.noise_share_std(), honest=plan.honest)
 
 
 def scores(epsilons: list[float]) -> dict[str, list[str]]:
@@ -194,8 +207,26 @@ def scores(epsilons: list[float]) -> dict[str, list[str]]:
             plan = score_plan(unit, epsilon, secondaries=secondaries, exchanged=exchanged)
             sent = plan.symbols
             assert sent is not None, "scores are sent as symbols"
-            shares.append(f"{sent.surviving_share(plan.noise_share_std()):.3f} ({sent.cells})")
+            shares.append(f"{_survives(plan):.3f} ({sent.cells})")
         return shares
+
+    def laplace(unit: UnitName, secondaries: int, *, exchanged: bool = False) -> list[str]:
+        plans = [
+            score_plan(unit, epsilon, secondaries=secondaries, exchanged=exchanged, laplace=True)
+            for epsilon in epsilons
+        ]
+        return [f"{_survives(plan):.3f}" for plan in plans]
+
+    def chosen(secondaries: int, *, classes: int) -> list[str]:
+        kinds = list[str]()
+        for epsilon in epsilons:
+            plan = score_plan(record, epsilon, secondaries=secondaries, exchanged=False)
+            fit = replace(_SCORE_FIT, steps=_SCORE_FIT.steps if classes == 1 else 1)
+            best = choose_scores(
+                plan.privacy, fit, parties=secondaries, exchanged=False, classes=classes
+            )
+            kinds.append(best.kind if best else "vectors")
+        return kinds
 
     def noised(unit: UnitName, secondaries: int, *, any_reader: bool = False) -> list[str]:
         options = argparse.Namespace(
@@ -215,8 +246,16 @@ def scores(epsilons: list[float]) -> dict[str, list[str]]:
         "any windows of quantiles, pure epsilon": [f"{windows(each):.3f}" for each in epsilons],
         "Gaussian, linear": noised(record, 1),
         "Gaussian, any code": noised(record, 1, any_reader=True),
+        **{f"Laplace, sum of {k}": laplace(record, k) for k in (1, 2, 3, 4, 6, 10, 28)},
+        **{
+            f"Laplace, sum of {k}, exchanged": laplace(record, k, exchanged=True)
+            for k in SECONDARIES
+        },
+        **{f"the plan's choice of {k}, a score": chosen(k, classes=1) for k in SECONDARIES},
+        **{f"the plan's choice of {k}, ten classes": chosen(k, classes=10) for k in SECONDARIES},
         **{f"Gaussian, sum of {k}": noised(record, k) for k in SECONDARIES},
         **{f"entity at {k}, symbols (cells)": symbols("entity", k) for k in SECONDARIES},
+        **{f"entity at {k}, Laplace": laplace("entity", k) for k in SECONDARIES},
         **{f"entity at {k}, Gaussian": noised("entity", k) for k in SECONDARIES},
         "advantage of the best test, symbol": [f"{advantage(each):.2f}" for each in epsilons],
         "advantage of the best test, Gaussian": [

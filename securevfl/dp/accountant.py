@@ -17,9 +17,9 @@ from securevfl.core import checks
 from securevfl.core.errors import ConfigError, of_an_extra
 from securevfl.dp import events
 from securevfl.dp.gaussian import composed_multiplier, gaussian_epsilon, smallest_enough
+from securevfl.dp.pure import largest_loss, pure_delta
 from securevfl.dp.renyi import rdp_epsilon
 from securevfl.dp.shift_mixture import SMALLEST_SAMPLED_MULTIPLIER, checked_epsilon, shift_mixture
-from securevfl.dp.symbols import largest_loss, symbols_delta
 
 Method = Literal["auto", "pld", "rdp"]
 
@@ -50,6 +50,9 @@ _SMALL_GRID: Final = 2000
 # Raising n Fourier coefficients to the power T multiplies their rounding by T.
 _FLOAT_ERROR: Final = 4e-16
 _LARGEST_ALLOWANCE: Final = 0.05
+# More than float64 rounds a sum of losses, or a delta.
+_ROUNDED_UP: Final = 1 + 1e-12
+_ROUNDED_DOWN: Final = 1 - 1e-6
 # The composed distribution spans this many of its standard deviations, and half its variance.
 _SPAN: Final = 20.0
 
@@ -73,10 +76,10 @@ def epsilon_of(
     """
     checks.open_unit(delta=delta)
     checks.one_of(("auto", "pld", "rdp"), method=method)
-    symbols = tuple(release for release in releases if isinstance(release, events.SymbolRelease))
+    pure = tuple(release for release in releases if isinstance(release, events.PureRelease))
     left = simplify_releases(releases)
-    if any(release.count for release in symbols):
-        return _with_symbols(symbols, left, delta=delta, method=method)
+    if any(release.count for release in pure):
+        return _with_pure(pure, left, delta=delta, method=method)
     if not left:
         return 0.0
     if method == "rdp":
@@ -98,37 +101,42 @@ def epsilon_of(
         return _by_divergences(left, delta)
 
 
-def _with_symbols(
-    symbols: tuple[events.SymbolRelease, ...],
+def _with_pure(
+    pure: tuple[events.PureRelease, ...],
     noised: tuple[events.NoisedRelease, ...],
     *,
     delta: float,
     method: Method,
 ) -> float:
-    """Return epsilon of symbols beside releases behind noise."""
+    """Return epsilon of pure releases beside others behind noise."""
+    # Pure epsilon adds up with whatever holds at delta.
+    largest = sum(largest_loss(release) for release in pure)
     if any(not isinstance(release, events.GaussianRelease) for release in noised):
-        # Pure epsilon adds up with whatever holds at delta.
-        rest = epsilon_of(noised, delta=delta, method=method)
-        return rest + sum(largest_loss(release) for release in symbols)
+        return epsilon_of(noised, delta=delta, method=method) + largest
     multiplier = noised[0].noise_multiplier if noised else None
+    largest += epsilon_of(noised, delta=delta * _ROUNDED_DOWN)
 
     def enough(epsilon: float) -> bool:
-        return symbols_delta(symbols, epsilon=epsilon, noise_multiplier=multiplier) <= delta
+        # Delta never grows with epsilon; what draws are off their law has a bound that does.
+        at = min(epsilon, largest * _ROUNDED_UP)
+        return pure_delta(pure, epsilon=at, noise_multiplier=multiplier) <= delta
 
     if enough(0.0):
         return 0.0
-    return smallest_enough(enough, start=1.0, what=f"epsilon of symbols at {delta=}")
+    if not enough(math.inf):
+        return math.inf
+    return smallest_enough(enough, start=1.0, what=f"epsilon of pure releases at {delta=}")
 
 
 def simplify_releases(releases: Sequence[events.Release]) -> tuple[events.NoisedRelease, ...]:
     """Drop what releases nothing, and merge all Gaussian releases without sampling into one.
 
-    Symbols are left out: their loss is no Gaussian's.
+    Pure releases are left out: their loss is no Gaussian's.
     """
     gaussian: list[float] = []
     sampled: list[events.NoisedRelease] = []
     for release in releases:
-        if release.count == 0 or isinstance(release, events.SymbolRelease):
+        if release.count == 0 or isinstance(release, events.PureRelease):
             continue
         plain = _as_plain(release)
         if isinstance(plain, events.GaussianRelease):

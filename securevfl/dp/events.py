@@ -8,7 +8,7 @@ noise standard deviation over the L2 sensitivity of the *sum* that the primary l
 import math
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, Literal
 
 from securevfl.core import checks
 
@@ -124,10 +124,36 @@ class SymbolRelease:
         checks.require_limits(self)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaplaceRelease:
+    """``count`` whole numbers behind discrete Laplace noise, ``P(x)`` as ``exp(-|x| / scale)``.
+
+    A unit moves each by up to ``shift``, whether it is removed, added or exchanged.
+    """
+
+    shift: checks.Count
+    """Largest change, in units of the noise's grid."""
+
+    scale: checks.Positive
+    """Scale of the noise, in the same units."""
+
+    count: checks.FromZero = 1
+    """How many such numbers, >= 0."""
+
+    def __post_init__(self) -> None:
+        checks.require_limits(self)
+
+
 NoisedRelease = GaussianRelease | SampledRelease | EntitySampledRelease
 """A release behind Gaussian noise."""
 
-Release = NoisedRelease | SymbolRelease
+PureRelease = SymbolRelease | LaplaceRelease
+"""A release whose privacy loss is bounded."""
+
+Release = NoisedRelease | PureRelease
+
+ScoreKind = Literal["symbols", "laplace"]
+"""Names of the pure releases that a plan may choose."""
 
 
 _LINK_COUNT_NOISE: Final = 10.0

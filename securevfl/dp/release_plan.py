@@ -1,12 +1,13 @@
 """Release plan of a run: from a plan to noise, and from noise to epsilon.
 
 ``tau`` is the standard deviation of the noise that each secondary adds to its own term of the sum,
-in the units of the representation; of symbols, it is the odds of another cell
-(:mod:`securevfl.dp.symbols`). Formulas: docs/privacy.md, section 3.
+in the units of the representation. Of scores it is a noise level: of symbols, the odds of
+another cell (:mod:`securevfl.dp.symbols`), of Laplace sums their scale over the largest number of a
+record (:mod:`securevfl.dp.laplace`). Formulas: docs/privacy.md, section 3.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final, assert_never
 
@@ -19,17 +20,19 @@ from securevfl.dp.events import (
     EntitySampledRelease,
     GaussianRelease,
     NoisedRelease,
+    PureRelease,
     Release,
     SampledRelease,
-    SymbolRelease,
     Unit,
     link_count_release,
 )
 from securevfl.dp.gaussian import composed_multiplier, gaussian_noise_multiplier, smallest_enough
+from securevfl.dp.laplace import LaplacePlan
 from securevfl.dp.privacy import Privacy
+from securevfl.dp.pure import pure_delta
 from securevfl.dp.sensitivity import gradient_sensitivity, honest_parties, row_change
 from securevfl.dp.statement import Statement, bounded_statement, unbounded_statement
-from securevfl.dp.symbols import CELLS, SymbolPlan, symbols_delta
+from securevfl.dp.symbols import CELLS, SymbolPlan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,6 +81,9 @@ def epsilon_as_published(
     )
     return epsilon_of([release], delta=delta)
 
+
+# A noise level of scores at which nothing is left of them.
+_MOST_LEVEL: Final = 1e9
 
 # Relative increase of noise that rounding has left slightly too small; it doubles each time. All
 # together come to a thousandth: what needs more was calibrated for other releases.
@@ -152,14 +158,17 @@ class ReleasePlan:
     can change is bounded by what is planned here."""
 
     symbols: SymbolPlan | None = None
-    """Symbols of one score a record, in place of Gaussian noise; None: vectors behind noise."""
+    """Symbols of scores or votes, in place of Gaussian noise; None: none."""
+
+    laplace: LaplacePlan | None = None
+    """Scores or votes behind Laplace noise, in place of Gaussian noise; None: none."""
 
     def __post_init__(self) -> None:
         checks.require_limits(self)
-        if self.symbols is not None and self.privacy.epsilon is None:
+        if self.scores is not None and self.privacy.epsilon is None:
             raise ConfigError(
                 "privacy.noise_multiplier: is of Gaussian noise, and one score a record is "
-                "released as a symbol, without any; give privacy.epsilon instead"
+                "released without any; give privacy.epsilon instead"
             )
         if self.min_active > self.parties:
             raise ConfigError(
@@ -188,6 +197,16 @@ class ReleasePlan:
         if self.linked_rows is not None and self.privacy.mechanism != "none":
             # Refuses records that may be linked to any number of rows.
             self._linked_rows_change(self.linked_rows)
+
+    @property
+    def scores(self) -> SymbolPlan | LaplacePlan | None:
+        """Plan of scores or votes; None: vectors behind Gaussian noise."""
+        return self.symbols or self.laplace
+
+    @property
+    def honest(self) -> int:
+        """Fewest secondaries whose noise protects."""
+        return honest_parties(active=self.min_active, colluding=self.privacy.colluding)
 
     def check(self) -> None:
         """Refuse a plan whose guarantee would not hold.
@@ -240,8 +259,8 @@ class ReleasePlan:
         if privacy.noise_multiplier is not None:
             return privacy.noise_multiplier * change
         epsilon = privacy.bound
-        if self.symbols is not None:
-            return self._calibrated_odds(self.symbols)
+        if self.scores is not None:
+            return self._calibrated(self.scores)
         if privacy.accounting == "as-published":
             on_average = noise_multiplier_for(
                 lambda z: [
@@ -280,33 +299,34 @@ class ReleasePlan:
             noise *= 1 + _NUDGE * 2**nudge
         return None
 
-    def _calibrated_odds(self, symbols: SymbolPlan) -> float:
-        """Return the least odds of another cell at which symbols keep the plan's epsilon.
+    def _calibrated(self, scores: SymbolPlan | LaplacePlan) -> float:
+        """Return the least noise level at which scores keep the plan's epsilon.
 
         Raises:
-            PrivacyError: If what comes before the symbols leaves no epsilon.
+            PrivacyError: If what comes before them leaves no epsilon.
         """
         privacy = self.privacy
-        # The number of linked rows has noise of its own, which does not depend on these odds.
+        # The number of linked rows has noise of its own, which does not depend on this level.
         before = simplify_releases([*self.fitting_releases(), *self.link_count_releases(1.0)])
         multiplier = before[0].noise_multiplier if before else None
         touched = self._touched_releases(self.row_releases, self.releases_per_row)
 
-        def enough(odds: float) -> bool:
-            if odds >= 1:
+        def enough(level: float) -> bool:
+            if level >= most:
                 return True
-            release = self._symbol_release(symbols, odds, touched=touched)
-            delta = symbols_delta([release], epsilon=privacy.bound, noise_multiplier=multiplier)
+            release = self._pure_release(scores, level, touched=touched)
+            delta = pure_delta([release], epsilon=privacy.bound, noise_multiplier=multiplier)
             return delta <= privacy.delta
 
-        least = smallest_enough(enough, start=1.0, what="odds of symbols")
-        odds = self._nudge_to_budget(least, below=1.0)
-        if odds is None:
+        most = min(scores.most_noise, _MOST_LEVEL)
+        least = smallest_enough(enough, start=1.0, what="noise of scores")
+        level = self._nudge_to_budget(least, below=most)
+        if level is None:
             raise PrivacyError(
-                f"no symbols were found for epsilon = {privacy.bound:g}: what their encoder is "
-                f"fitted to leaves nothing; lower encoder.share"
+                f"no noise of scores was found for epsilon = {privacy.bound:g}: what their "
+                f"encoder is fitted to leaves nothing; lower encoder.share"
             )
-        return odds
+        return level
 
     def fitting_multiplier(self) -> float | None:
         """Return the noise multiplier of each step of a secondary's fitting; None without noise.
@@ -356,11 +376,11 @@ class ReleasePlan:
 
         Empty if there are none, or no noise. Together they have ten times the noise multiplier of
         the whole plan's releases: where these are Gaussian, 1/101 of the squared ``mu`` of both.
-        Beside symbols, ten times that of one Gaussian release at the plan's epsilon.
+        Beside scores, ten times that of one Gaussian release at the plan's epsilon.
         """
         if self.linked_rows is None or noise_share_std == 0:
             return []
-        if self.symbols is None:
+        if self.scores is None:
             whole = self._whole_noised_release(noise_share_std)
         else:
             privacy = self.privacy
@@ -456,20 +476,17 @@ class ReleasePlan:
         touched = self._touched_releases(
             row_releases, self.releases_per_row if passes is None else passes
         )
-        if self.symbols is not None:
-            return self._symbol_release(self.symbols, noise_share_std, touched=touched)
+        if self.scores is not None:
+            return self._pure_release(self.scores, noise_share_std, touched=touched)
         return self._noised_release(noise_share_std, rounds=rounds, touched=touched)
 
-    def _symbol_release(self, symbols: SymbolPlan, odds: float, *, touched: int) -> SymbolRelease:
-        """Return the event of symbols of rows, of which one unit touches some."""
-        # Each party draws its own symbols, so neither others' noise nor colluders matter.
+    def _pure_release(
+        self, scores: SymbolPlan | LaplacePlan, level: float, *, touched: int
+    ) -> PureRelease:
+        """Return the event of the scores or votes that one unit touches."""
+        exchanged = scores.exchanged or self.privacy.unit == "linked-row"
         parties = 1 if self.privacy.unit == "secondary-record" else self.parties
-        return SymbolRelease(
-            cells=symbols.cells,
-            odds=odds,
-            exchanged=symbols.exchanged or self.privacy.unit == "linked-row",
-            count=touched * parties,
-        )
+        return replace(scores, exchanged=exchanged).release(level, rows=touched, parties=parties)
 
     def _whole_noised_release(self, noise_share_std: float) -> NoisedRelease:
         """Return the event of all of the plan's rows behind Gaussian noise."""
@@ -514,10 +531,10 @@ class ReleasePlan:
         """Return the epsilon that FeT's Theorem 3 claims at ``tau``; not a guarantee.
 
         The noise of the released average (all k active) over the clip norm is the noise multiplier,
-        the sampling rate is q, and every round is one step. Infinite for symbols, of which it says
+        the sampling rate is q, and every round is one step. Infinite for scores, of which it says
         nothing.
         """
-        if noise_share_std == 0 or self.symbols is not None:
+        if noise_share_std == 0 or self.scores is not None:
             return math.inf
         checks.positive(noise_share_std=noise_share_std)
         return epsilon_as_published(
@@ -543,7 +560,7 @@ class ReleasePlan:
         published = privacy.accounting == "as-published"
         return bounded_statement(
             unit=privacy.unit,
-            encoder="symbols" if self.symbols is not None else privacy.encoder,
+            encoder=self.scores.kind if self.scores else privacy.encoder,
             epsilon=max(self.epsilon(noise_share_std), spent),
             delta=privacy.delta,
             parties=self.parties,
@@ -632,65 +649,63 @@ class ReleasePlan:
         return noise_share_std / (self._change_over_noise() * math.sqrt(self._measured_rows))
 
 
-@lru_cache(maxsize=64)
-def choose_symbols(
-    privacy: Privacy, fitting: FittingPlan | None, *, parties: int, exchanged: bool
-) -> SymbolPlan:
-    """Return the symbols of one score a record of which most survives, by the plan alone.
-
-    Args:
-        privacy: The guarantee of training, with an epsilon.
-        fitting: Plan of the encoders' fitting.
-        parties: Secondaries of the federation.
-        exchanged: Whether a removed record can bring another one forward in its row.
-
-    Raises:
-        ConfigError: If ``privacy`` has no epsilon.
-        PrivacyError: If nothing survives at that epsilon.
-    """
-
-    def share(symbols: SymbolPlan) -> float:
-        return symbols.surviving_share(_noise_of_one_record(privacy, fitting, parties, symbols))
-
-    choices = [SymbolPlan(cells=cells, exchanged=exchanged) for cells in CELLS]
-    return max(choices, key=share)
-
-
 _KEPT_BY_CLASS: Final = 0.4
 """Part of what directions say of a record that its nearest class says: with it, votes are taken
 where they gained more, or no less, on two tables of ten classes (research, "Votes of classes")."""
 
 
-@lru_cache(maxsize=256)
-def choose_class_symbols(
-    privacy: Privacy, fitting: FittingPlan | None, *, parties: int, exchanged: bool, classes: int
-) -> SymbolPlan | None:
-    """Return the symbols of several classes; None where more survives of vectors behind noise.
+_MOST_LAPLACE_EPSILON: Final = 64.0
+"""Above it no Laplace sum is chosen: symbols survive whole, and e^epsilon is beyond its tables."""
 
-    Of a vector of length C in as many numbers as classes, ``1 / (1 + classes (tau / C)^2)``
-    survives of each number.
+
+@lru_cache(maxsize=256)
+def choose_scores(
+    privacy: Privacy, fitting: FittingPlan | None, *, parties: int, exchanged: bool, classes: int
+) -> SymbolPlan | LaplacePlan | None:
+    """Return the release that leaves most of scores or votes, by the plan alone.
+
+    With several classes it is None where more survives of vectors behind noise: of each number of
+    a vector of length C in as many numbers as classes, ``1 / (1 + classes (tau / C)^2)``.
 
     Args:
-        privacy: The guarantee of training; without an epsilon it is of vectors.
-        fitting: As in :func:`choose_symbols`.
-        parties: As in :func:`choose_symbols`.
-        exchanged: As in :func:`choose_symbols`.
-        classes: Number of classes.
+        privacy: The guarantee of training; vectors alone go without an epsilon.
+        fitting: Plan of the encoders' fitting.
+        parties: Secondaries of the federation.
+        exchanged: Whether a removed record can bring another one forward in its row.
+        classes: Number of classes; 1 for a score.
 
     Raises:
+        ConfigError: If scores have no epsilon.
         PrivacyError: If nothing survives at that epsilon.
     """
-    if privacy.epsilon is None:
+    if classes > 1 and privacy.epsilon is None:
         return None
-    symbols = SymbolPlan(cells=classes, exchanged=exchanged, classes=True)
-    odds = _noise_of_one_record(privacy, fitting, parties, symbols)
-    tau = _noise_of_one_record(privacy, fitting, parties, None) / privacy.clip_norm
-    kept = _KEPT_BY_CLASS * symbols.surviving_share(odds)
-    return symbols if kept > 1 / (1 + classes * tau**2) else None
+
+    def share(scores: SymbolPlan | LaplacePlan) -> float:
+        level = _noise_of_one_record(privacy, fitting, parties, scores)
+        honest = honest_parties(active=parties, colluding=privacy.colluding)
+        return scores.surviving_share(level, honest=honest)
+
+    choices: list[SymbolPlan | LaplacePlan] = (
+        [SymbolPlan(cells=cells, exchanged=exchanged) for cells in CELLS]
+        if classes == 1
+        else [SymbolPlan(cells=classes, exchanged=exchanged, classes=True)]
+    )
+    if privacy.epsilon is not None and privacy.epsilon <= _MOST_LAPLACE_EPSILON:
+        choices.append(LaplacePlan(classes=classes if classes > 1 else None, exchanged=exchanged))
+    best = max(choices, key=share)
+    if classes > 1:
+        tau = _noise_of_one_record(privacy, fitting, parties, None) / privacy.clip_norm
+        if _KEPT_BY_CLASS * share(best) <= 1 / (1 + classes * tau**2):
+            return None
+    return best
 
 
 def _noise_of_one_record(
-    privacy: Privacy, fitting: FittingPlan | None, parties: int, symbols: SymbolPlan | None
+    privacy: Privacy,
+    fitting: FittingPlan | None,
+    parties: int,
+    scores: SymbolPlan | LaplacePlan | None,
 ) -> float:
     """Return the noise of rows of one record each, which depends on no number of rows."""
     rows = privacy.links_per_record or 1
@@ -705,6 +720,7 @@ def _noise_of_one_record(
         links=1,
         fitting=fitting,
         linked_rows=rows,
-        symbols=symbols,
+        symbols=scores if isinstance(scores, SymbolPlan) else None,
+        laplace=scores if isinstance(scores, LaplacePlan) else None,
     )
     return plan.noise_share_std()

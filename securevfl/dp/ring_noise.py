@@ -21,10 +21,12 @@ import hashlib
 import math
 import os
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from decimal import Decimal, localcontext
 from functools import lru_cache
+from itertools import accumulate
 from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
@@ -48,12 +50,55 @@ _LOG2_BLOCKS: Final = 6
 _TAIL: Final = 20
 _PICK_BITS: Final = 64
 _EXACT_BITS: Final = 256
-_EXACT_DIGITS: Final = 90
+EXACT_DIGITS: Final = 90
+"""Digits of a table's decimals."""
 EXTENSION_BITS: Final = _EXACT_BITS - _PICK_BITS
 """Random bits that extend a 64-bit uniform number to the tables' full precision."""
 
 
-class NoiseTables:
+class CumulativeTable:
+    """Exact distribution function of a table of weights, which 256 uniform bits invert.
+
+    Args:
+        weights: Weight of each place, as decimals of 90 digits.
+
+    Attributes:
+        cumulative: First 64 bits of the probability of each place and those before it.
+    """
+
+    def __init__(self, weights: Sequence[Decimal]) -> None:
+        with localcontext() as context:
+            context.prec = EXACT_DIGITS
+            total = sum(weights)
+            self._exact_cumulative = [
+                int(partial / total * 2**_EXACT_BITS) for partial in accumulate(weights)
+            ]
+        # A probability of exactly 1 would need one bit more than there are.
+        top = 2**_PICK_BITS - 1
+        self.cumulative = np.array(
+            [min(bits >> EXTENSION_BITS, top) for bits in self._exact_cumulative], np.uint64
+        )
+
+    def is_tie(
+        self, pick: npt.NDArray[np.uint64], index: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.bool_]:
+        """Say where 64 bits equal a boundary's first 64, so that more bits must decide."""
+        tie: npt.NDArray[np.bool_] = self.cumulative[np.maximum(index - 1, 0)] == pick
+        return tie
+
+    def exact_index(self, pick: int, extension: int) -> int:
+        """Return the place that a uniform number of 256 bits picks.
+
+        Args:
+            pick: Its first 64 bits.
+            extension: The others.
+        """
+        uniform = pick << EXTENSION_BITS | extension
+        last = len(self._exact_cumulative) - 1
+        return min(bisect.bisect_right(self._exact_cumulative, uniform), last)
+
+
+class NoiseTables(CumulativeTable):
     """Sampling tables of one standard deviation, computed with exact decimals.
 
     Args:
@@ -73,14 +118,10 @@ class NoiseTables:
         self.block = 1 << max(0, math.floor(math.log2(std_units)) - _LOG2_BLOCKS)
         self.reach = math.ceil(_TAIL * std_units / self.block) + 1
         with localcontext() as context:
-            context.prec = _EXACT_DIGITS
+            context.prec = EXACT_DIGITS
             self._two_variance = 2 * Decimal(std_units) ** 2
-            self._exact_cumulative = self._sum_weights()
-        # A probability of exactly 1 would need one bit more than there are.
-        top = 2**_PICK_BITS - 1
-        self.cumulative = np.array(
-            [min(bits >> EXTENSION_BITS, top) for bits in self._exact_cumulative], np.uint64
-        )
+            negative, others = self._falling(1, self.reach), self._falling(0, self.reach + 1)
+        super().__init__([*reversed(negative), *others])
         edges = np.arange(2**16, dtype=np.uint64) << np.uint64(48)
         index = np.searchsorted(self.cumulative, edges, side="left")
         unsettled = self.cumulative[index] - edges < np.uint64(2**48)
@@ -114,24 +155,6 @@ class NoiseTables:
         index[beyond] = np.searchsorted(self.cumulative, pick[beyond], side="right")
         return index
 
-    def is_tie(
-        self, pick: npt.NDArray[np.uint64], index: npt.NDArray[np.int64]
-    ) -> npt.NDArray[np.bool_]:
-        """Say where 64 bits equal a boundary's first 64, so that more bits must decide."""
-        tie: npt.NDArray[np.bool_] = self.cumulative[np.maximum(index - 1, 0)] == pick
-        return tie
-
-    def exact_index(self, pick: int, extension: int) -> int:
-        """Return the index of the block that a uniform number of 256 bits picks.
-
-        Args:
-            pick: Its first 64 bits.
-            extension: The others.
-        """
-        uniform = pick << EXTENSION_BITS | extension
-        last = len(self._exact_cumulative) - 1
-        return min(bisect.bisect_right(self._exact_cumulative, uniform), last)
-
     def exact_toss(self, x: int, nearest: int, toss: int, extension: int) -> bool:
         """Say whether a uniform number of 256 bits is below ``exp(-(x^2 - m_z^2) / (2 s^2))``.
 
@@ -142,21 +165,10 @@ class NoiseTables:
             extension: The others.
         """
         with localcontext() as context:
-            context.prec = _EXACT_DIGITS
+            context.prec = EXACT_DIGITS
             exponent = Decimal(x * x - nearest * nearest) / self._two_variance
             threshold = (-exponent).exp() * 2**_EXACT_BITS
             return Decimal(toss << EXTENSION_BITS | extension) < threshold
-
-    def _sum_weights(self) -> list[int]:
-        """Return ``floor(2^256 P(Z <= z))`` for z from -reach to reach."""
-        weights = [*reversed(self._falling(1, self.reach)), *self._falling(0, self.reach + 1)]
-        total = sum(weights)
-        partial = Decimal(0)
-        cumulative = []
-        for weight in weights:
-            partial += weight
-            cumulative.append(int(partial / total * 2**_EXACT_BITS))
-        return cumulative
 
     def _falling(self, first: int, count: int) -> list[Decimal]:
         """Return the weights of ``first``, ``first + k`` and so on.
@@ -190,7 +202,7 @@ _MAX_STD_UNITS: Final = 2.0**26
 
 # Samples drawn at a time: fewer leave the scratch in a smaller cache, but call numpy more often;
 # 2^17 measured best of 2^13 to 2^20.
-_PIECE: Final = 1 << 17
+PIECE: Final = 1 << 17
 _CANDIDATE_BYTES: Final = 8
 
 _AES_BLOCK_BYTES: Final = 16
@@ -216,12 +228,53 @@ class RingNoise(Protocol):
         ...
 
 
-class ExactDiscreteGaussian:
-    """Draws exact discrete Gaussian samples from an AES-256 key stream.
+class KeyedNoise(ABC):
+    """Noise that is drawn from an AES-256 key stream.
 
     The key comes from the operating system and is stored nowhere else; a forked child draws a new
     one, since two processes that add the same noise would let it be subtracted. Safe to share
     between threads.
+
+    Args:
+        insecure_seed: For tests only: makes the samples repeatable, and worthless as noise.
+    """
+
+    def __init__(self, *, insecure_seed: int | None = None) -> None:
+        self._insecure_seed = insecure_seed
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._bits = _KeyStream(self._new_key())
+
+    def _new_key(self) -> bytes:
+        if self._insecure_seed is None:
+            return os.urandom(32)
+        return hashlib.sha256(f"insecure {self._insecure_seed}".encode()).digest()
+
+    def sample(
+        self, shape: Sequence[int], device: torch.device | str = "cpu"
+    ) -> Int32[Tensor, "..."]:
+        """Return fresh, independent samples.
+
+        They are drawn on the CPU, and copied if ``device`` is another.
+        """
+        out = np.empty(math.prod(shape), np.int32)
+        if self._process != os.getpid():
+            # A forked child: another thread of its parent may have held the lock at the fork.
+            self._begin()
+        with self._lock:
+            self._fill(out)
+        return to_device(torch.from_numpy(out).view(tuple(shape)), torch.device(device))
+
+    @abstractmethod
+    def _fill(self, out: npt.NDArray[np.int32]) -> None:
+        """Fill ``out`` with samples."""
+
+
+class ExactDiscreteGaussian(KeyedNoise):
+    """Draws exact discrete Gaussian samples.
 
     Args:
         std_units: s, from 64 to 2^26 ring units; real-valued, taken as the exact float64.
@@ -237,15 +290,12 @@ class ExactDiscreteGaussian:
                 f"noise must have a standard deviation of {MIN_STD_UNITS:g} to "
                 f"{_MAX_STD_UNITS:g} ring units, got {std_units!r}"
             )
+        super().__init__(insecure_seed=insecure_seed)
         self._std_units = float(std_units)
         self._tables = _tables_for(self._std_units)
-        self._insecure_seed = insecure_seed
-        self._lock = threading.Lock()
-        self._process = os.getpid()
-        self._bits = _KeyStream(self._new_key())
         # Kept, because blocks of this size are costly to allocate anew for each piece.
-        self._index = np.empty(_PIECE, np.int32)
-        self._found = np.empty(_PIECE, np.int32)
+        self._index = np.empty(PIECE, np.int32)
+        self._found = np.empty(PIECE, np.int32)
         self._offset = np.min_scalar_type(self._tables.block - 1)
 
     @property
@@ -256,41 +306,21 @@ class ExactDiscreteGaussian:
     def __repr__(self) -> str:
         return f"ExactDiscreteGaussian(std_units={self._std_units!r})"
 
-    def sample(
-        self, shape: Sequence[int], device: torch.device | str = "cpu"
-    ) -> Int32[Tensor, "..."]:
-        """Return fresh, independent samples.
-
-        They are drawn on the CPU, and copied if ``device`` is another.
-        """
-        out = np.empty(math.prod(shape), np.int32)
-        if self._process != os.getpid():
-            # A forked child: another thread of its parent may have held the lock at the fork.
-            self._process = os.getpid()
-            self._lock = threading.Lock()
-            self._bits = _KeyStream(self._new_key())
-        with self._lock:
-            rejected = self._draw(out)
-            while len(rejected):
-                # Some more than are needed: a third batch, however small, costs as many calls.
-                spare = np.empty(len(rejected) + len(rejected) // 32 + 16, np.int32)
-                accepted = np.delete(spare, self._draw(spare))[: len(rejected)]
-                out[rejected[: len(accepted)]] = accepted
-                rejected = rejected[len(accepted) :]
-        return to_device(torch.from_numpy(out).view(tuple(shape)), torch.device(device))
-
-    def _new_key(self) -> bytes:
-        if self._insecure_seed is None:
-            return os.urandom(32)
-        return hashlib.sha256(f"insecure {self._insecure_seed}".encode()).digest()
+    def _fill(self, out: npt.NDArray[np.int32]) -> None:
+        rejected = self._draw(out)
+        while len(rejected):
+            # Some more than are needed: a third batch, however small, costs as many calls.
+            spare = np.empty(len(rejected) + len(rejected) // 32 + 16, np.int32)
+            accepted = np.delete(spare, self._draw(spare))[: len(rejected)]
+            out[rejected[: len(accepted)]] = accepted
+            rejected = rejected[len(accepted) :]
 
     def _draw(self, out: npt.NDArray[np.int32]) -> npt.NDArray[np.intp]:
         """Fill ``out`` with candidates; return the places of those that are rejected."""
         if not len(out):
             return np.empty(0, np.intp)
         undecided = [
-            self._propose(out[start : start + _PIECE], start)
-            for start in range(0, len(out), _PIECE)
+            self._propose(out[start : start + PIECE], start) for start in range(0, len(out), PIECE)
         ]
         # All at once: some thirty calls of numpy on few numbers would cost more than the rest.
         places, cell, coin, settled = (np.concatenate(p) for p in zip(*undecided, strict=True))
@@ -421,8 +451,8 @@ class _KeyStream:
 
     def __init__(self, key: bytes) -> None:
         self._key = key
-        self._zeros = memoryview(bytes(_PIECE * _CANDIDATE_BYTES))
-        self._buffer = bytearray(_PIECE * _CANDIDATE_BYTES + _AES_BLOCK_BYTES)
+        self._zeros = memoryview(bytes(PIECE * _CANDIDATE_BYTES))
+        self._buffer = bytearray(PIECE * _CANDIDATE_BYTES + _AES_BLOCK_BYTES)
         self._nonce = -1
         self._begin()
 

@@ -6,11 +6,13 @@ reports, the calculator and documents show their text unchanged.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
-from typing import Final, Literal, assert_never
+from typing import Final, assert_never
 
 from securevfl.core import checks
+from securevfl.dp.events import ScoreKind
 from securevfl.dp.labels import LabelMechanism, LabelTotal
 from securevfl.dp.privacy import UnitName
 from securevfl.dp.regime import REGIMES, Encoder
@@ -27,10 +29,16 @@ _NO_PROMISE_ALONE: Final = (
     "No noise is added, and with one secondary there is nothing to average with: what the primary "
     "learns from that secondary's vectors is not bounded, and nothing protects them."
 )
-_REACHED: Final = (
-    "Symbols come near this limit for nearly every record, and not in rare cases alone: from even "
-    "odds a guess may be right in {} of cases."
-)
+_REACHED: Final[Mapping[str, str]] = {
+    "symbols": (
+        "Symbols come near this limit for nearly every record, and not in rare cases alone: from "
+        "even odds a guess may be right in {} of cases."
+    ),
+    "laplace": (
+        "Laplace noise reaches this limit for half of the records that count most, and not in rare "
+        "cases alone: from even odds a guess may be right in {} of cases."
+    ),
+}
 _ALONE: Final = "With one secondary there is nothing to average with: only the noise protects it."
 
 LABELS_SHOWN: Final = (
@@ -82,7 +90,7 @@ def unbounded_statement(*, parties: int) -> Statement:
 def bounded_statement(
     *,
     unit: UnitName,
-    encoder: Encoder | Literal["symbols"],
+    encoder: Encoder | ScoreKind,
     epsilon: float,
     delta: float,
     parties: int,
@@ -102,8 +110,8 @@ def bounded_statement(
     Args:
         unit: Unit of the guarantee.
         encoder: How bottom models depend on private data; a cap on a record's rows does not apply
-            to a trained one. ``symbols``: frozen, with rows that are released as symbols
-            (:mod:`securevfl.dp.symbols`) instead of vectors behind noise.
+            to a trained one. The name of a pure release: frozen, with scores or votes of records
+            that leave so instead of vectors behind Gaussian noise.
         epsilon: Epsilon of this run by sound accounting, in nats, >= 0.
         delta: Failure probability, in (0, 1).
         parties: ``k``, secondaries of the federation.
@@ -128,13 +136,14 @@ def bounded_statement(
     if colluding:
         against = f"the primary together with any {colluding} of the {parties} secondaries"
         knowing, their = "they know, they", "their"
-    symbols = encoder == "symbols"
+    symbols, reached = encoder == "symbols", _REACHED.get(encoder)
     # Of class sums too, which are each secondary's own.
-    kind = "symbols, noised sums" if symbols else f"noised {'sums' if parties > 1 else 'vectors'}"
+    kind = f"noised {'sums' if parties > 1 or reached else 'vectors'}"
+    kind = f"symbols, {kind}" if symbols else kind
     linked = "linked to any number of the primary's rows"
     if releases_per_record is not None:
         linked = f"released in at most {releases_per_record} of the primary's rows"
-    elif (encoder == "symbols" or REGIMES[encoder].caps_records) and links_per_record is not None:
+    elif (reached or REGIMES[encoder].caps_records) and links_per_record is not None:
         linked = f"linked to at most {links_per_record} of the primary's rows"
     hides = _hidden(unit, linked=linked, parties=parties, colluding=colluding)
     warning = _warning(epsilon=epsilon, total=total_epsilon, published=claimed is not None)
@@ -145,7 +154,7 @@ def bounded_statement(
         f"Whatever else {knowing} can do no better than if {their} odds changed by at most a "
         f"factor of {_factor(epsilon)}, except with a probability of {_one_in(delta)} "
         f"(delta = {delta:g}).",
-        _REACHED.format(suspicion_in_words(epsilon, against=1)) if symbols else None,
+        None if reached is None else reached.format(suspicion_in_words(epsilon, against=1)),
         None if total_epsilon is None else _total(total_epsilon),
         _ALONE if parties == 1 and not symbols else None,
         _not_covered(unit, runs="other runs" if total_epsilon is None else "later runs"),

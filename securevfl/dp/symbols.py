@@ -15,33 +15,23 @@ References:
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 import scipy  # special functions load when they are first named
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES256
 from cryptography.hazmat.primitives.ciphers.modes import ECB
-from jaxtyping import Float64, Int64, UInt64
+from jaxtyping import Bool, Float64, Int64, UInt64
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, PrivacyError
-from securevfl.dp.events import SymbolRelease
-from securevfl.dp.gaussian import gaussian_delta
+from securevfl.dp.events import ScoreKind, SymbolRelease
 from securevfl.dp.labels import SMALLEST_EPSILON, slots, turn_classes
 
 CELLS: Final = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 50, 64)
 """Numbers of cells that a plan may choose."""
-
-_Losses = Float64[np.ndarray, "2 outcomes"]
-"""Probabilities of outcomes, and the privacy loss of each."""
-
-_MOST_OUTCOMES: Final = 4096
-# Sums of positive numbers in float64.
-_ROUNDED: Final = 1 + 1e-9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,23 +48,46 @@ class SymbolPlan:
     """Whether a removed record can bring another one forward in its row; else the row becomes one
     without a record, which costs less."""
 
+    kind: ClassVar[ScoreKind] = "symbols"
+    """Name of the release."""
+
+    most_noise: ClassVar[float] = 1.0
+    """Noise level from which on nothing is left."""
+
     def __post_init__(self) -> None:
         if self.classes:
             checks.whole_from(2, cells=self.cells)
         elif self.cells not in CELLS:
             raise ConfigError(f"cells: must be one of {CELLS}, got {self.cells!r}")
 
-    def surviving_share(self, odds: float) -> float:
+    def release(self, odds: float, *, rows: int, parties: int) -> SymbolRelease:
+        """Return the event of the symbols of rows that one unit touches.
+
+        Each party draws its own symbols, so neither others' noise nor colluders matter.
+
+        Args:
+            odds: Noise level, > 0.
+            rows: Rows that the unit touches at each secondary.
+            parties: Secondaries at which it has a record.
+        """
+        return SymbolRelease(
+            cells=self.cells, odds=odds, exchanged=self.exchanged, count=rows * parties
+        )
+
+    def surviving_share(self, odds: float, *, honest: int = 1) -> float:
         """Return the share of a normal score's variance, or of a class's, that symbols explain.
 
-        The posterior mean of a score is ``(p - q)`` times the mean score of the symbol's cell.
+        The posterior mean of a score is ``(p - q)`` times the mean score of the symbol's cell. Of a
+        sum over secondaries as much survives, since each symbol has randomness of its own.
 
         Args:
             odds: Noise level; 0 without noise.
+            honest: Secondaries that do not collude, who do not matter here.
 
         Returns:
             ``(p - q)^2``; of scores, times the mean square of :func:`normal_scores`.
         """
+        del honest
         own, other = cell_probabilities(self.cells, odds) if odds else (1.0, 0.0)
         within = 1.0 if self.classes else float(np.mean(normal_scores(self.cells) ** 2))
         return (own - other) ** 2 * within
@@ -121,23 +134,16 @@ class SymbolNoise:
     ) -> Int64[np.ndarray, " rows"]:
         """Return the cell of each row: of its score, or its class; -1 for a row without a record.
 
-        A row's numbers are the mean of its records' where records are exchanged. Else a row with
-        more than one record counts as one without, so that no record stands behind another.
-
         Args:
-            values: Numbers of each record of a row, the score or one for each class; not finite
-                where a slot holds none.
+            values: As :func:`mean_records` takes them.
         """
-        there = np.isfinite(values).all(axis=2, keepdims=True)
-        records = there.sum(axis=1)
-        known = records > 0 if self.plan.exchanged else records == 1
-        mean = np.where(there, values, 0.0).sum(axis=1) / np.maximum(records, 1)
+        mean, known = mean_records(values, exchanged=self.plan.exchanged)
         if self.plan.classes:
             cells = mean.argmax(axis=1)
         else:
             edges = scipy.special.ndtri(np.arange(1, self.plan.cells) / self.plan.cells)
             cells = np.searchsorted(edges * self.unit, mean[:, 0], side="right")
-        return np.where(known[:, 0], cells, -1).astype(np.int64)
+        return np.where(known, cells, -1).astype(np.int64)
 
     def draw(
         self, cells: Int64[np.ndarray, " rows"], keys: Int64[np.ndarray, " rows"], *, secret: bytes
@@ -182,6 +188,23 @@ class SymbolNoise:
         return scores
 
 
+def mean_records(
+    values: Float64[np.ndarray, "rows slots numbers"], *, exchanged: bool
+) -> tuple[Float64[np.ndarray, "rows numbers"], Bool[np.ndarray, " rows"]]:
+    """Return the mean of each row's records, and which rows have one.
+
+    Args:
+        values: Numbers of each record of a row, the score or one for each class; not finite where a
+            slot holds none.
+        exchanged: Whether a row of several records counts; else it counts as one without, so that
+            no record stands behind another.
+    """
+    there = np.isfinite(values).all(axis=2, keepdims=True)
+    records = there.sum(axis=1)
+    known = records > 0 if exchanged else records == 1
+    return np.where(there, values, 0.0).sum(axis=1) / np.maximum(records, 1), known[:, 0]
+
+
 def uniform_words(
     secret: bytes, keys: Int64[np.ndarray, " rows"], *, draw: int
 ) -> UInt64[np.ndarray, "rows 2"]:
@@ -197,81 +220,3 @@ def uniform_words(
 
 def _log_ratio(odds: float) -> float:
     return max(-math.log(odds), SMALLEST_EPSILON)
-
-
-def symbols_delta(
-    releases: Sequence[SymbolRelease], *, epsilon: float, noise_multiplier: float | None
-) -> float:
-    """Return delta of symbols at ``epsilon``, beside one Gaussian release.
-
-    Given a symbol's loss L, what is left of epsilon is ``epsilon - L``. So delta is the mean over
-    L of the Gaussian's delta there.
-
-    Args:
-        releases: The symbols.
-        epsilon: Privacy-loss bound in nats, >= 0.
-        noise_multiplier: Of the Gaussian release; None: there is none.
-
-    References:
-        [DRS19] Theorem 3.2: composition of trade-off functions, of which delta is the dual.
-    """
-    probabilities, losses = _losses(tuple(release for release in releases if release.count))
-    terms = [
-        probability * _delta_at(float(epsilon - loss), noise_multiplier)
-        for probability, loss in zip(probabilities, losses, strict=True)
-    ]
-    return min(1.0, math.fsum(terms) * _ROUNDED)
-
-
-def largest_loss(release: SymbolRelease) -> float:
-    """Return the pure epsilon of symbols: their largest loss in either direction."""
-    own, other = cell_probabilities(release.cells, release.odds)
-    if release.exchanged:
-        return release.count * math.log(own / other)
-    return release.count * max(math.log(release.cells * own), -math.log(release.cells * other))
-
-
-def _delta_at(epsilon: float, noise_multiplier: float | None) -> float:
-    """Return the Gaussian's delta, for an epsilon of either sign."""
-    if epsilon >= 0:
-        if noise_multiplier is None:
-            return 0.0
-        return gaussian_delta(epsilon=epsilon, noise_multiplier=noise_multiplier)
-    # Of P and Q exchanged: delta(-x) = 1 - exp(-x) (1 - delta'(x)), and a Gaussian's is symmetric.
-    reverse = 0.0
-    if noise_multiplier is not None:
-        reverse = gaussian_delta(epsilon=-epsilon, noise_multiplier=noise_multiplier)
-    return -math.expm1(epsilon) + math.exp(epsilon) * reverse
-
-
-@lru_cache(maxsize=256)
-def _losses(releases: tuple[SymbolRelease, ...]) -> _Losses:
-    """Return the losses of a pair of outputs that is at least as far apart as any two worlds.
-
-    One removal may empty a row and leave a record to itself in another, and what is asked for may
-    depend on the answers: so both directions have one pair. Of one symbol, the direction with the
-    larger loss has the larger delta at every epsilon > 0, and both have the same delta d at 0. With
-    that loss l, losses are l, 0 and -l, of which the last has probability ``d / (e^l - 1)``.
-    """
-    whole = np.array([[1.0], [0.0]])
-    for release in releases:
-        own, other = cell_probabilities(release.cells, release.odds)
-        loss = largest_loss(release) / release.count
-        told = own - (other if release.exchanged else 1 / release.cells)
-        least = told / math.expm1(loss)
-        steps = np.array([least, max(0.0, 1 - told - 2 * least), told + least])
-        probabilities, count = np.ones(1), release.count
-        if whole.shape[1] * (2 * count + 1) > _MOST_OUTCOMES:
-            # The largest loss for certain is an upper bound.
-            one = np.array([[1.0], [count * loss]])
-        else:
-            for _ in range(count):
-                probabilities = np.convolve(probabilities, steps)
-            one = np.stack([probabilities, loss * np.arange(-count, count + 1.0)])
-        whole = np.stack(
-            [
-                np.multiply.outer(whole[0], one[0]).ravel(),
-                np.add.outer(whole[1], one[1]).ravel(),
-            ]
-        )
-    return whole

@@ -19,7 +19,8 @@ from securevfl.core.conventions import derive_seed
 from securevfl.core.errors import PrivacyError
 from securevfl.core.progress import Observer
 from securevfl.data.tables import KeyTable, PartyTable, RowSplit
-from securevfl.dp.ring_noise import ExactDiscreteGaussian, NoiseBuffer
+from securevfl.dp.laplace import GridScores, LaplaceShare
+from securevfl.dp.ring_noise import ExactDiscreteGaussian, NoiseBuffer, RingNoise
 from securevfl.dp.symbols import SymbolNoise
 from securevfl.federation import base
 from securevfl.federation.checkpoint import StateFolder
@@ -35,7 +36,7 @@ from securevfl.federation.rounds.fitted_primary import (
 )
 from securevfl.federation.rounds.network_primary import NetworkPrimary
 from securevfl.federation.rounds.primary import Primary, PrimaryData, PrimaryInputs
-from securevfl.federation.rounds.release import KeySymbols, SecondaryRelease
+from securevfl.federation.rounds.release import KeySymbols, RowScores, Scores, SecondaryRelease
 from securevfl.federation.rounds.secondary import Secondary, SecondaryData
 from securevfl.federation.rounds.updates import DropoutStream, GradientNoise
 from securevfl.federation.run_plan import RunPlan, pools
@@ -175,19 +176,12 @@ def build_secondary(
         links=counted or kept or linked.source,
         primary_rows=linked.primary_rows,
     )
-    # The accounting speaks of rows that are means over K slots; what leaves is their sum.
-    units = plan.cut.noise_share_std * plan.cut.slots / plan.cut.ring.granularity
-    charge, drawn = counted or kept, None
-    if symbols is not None:
-        if charge is None:
-            raise PrivacyError("symbols are of frozen encoders, whose rows are released once")
-        unit = config.privacy.clip_norm / LARGEST_SCORE
-        noise = SymbolNoise(plan=symbols, odds=plan.noise_share_std, unit=unit)
-        drawn = KeySymbols(noise=noise, keys=charge)
+    charge = counted or kept
+    noise = noise_of(plan)
     contribution = SecondaryRelease(
         plan.aggregation(),
-        noise=NoiseBuffer(ExactDiscreteGaussian(units)) if units else None,
-        symbols=drawn,
+        noise=None if noise is None else NoiseBuffer(noise),
+        scores=_scores_of(plan, charge),
         ledger=charge or ledger,
     )
     privacy, gradient_noise = config.privacy, None
@@ -210,6 +204,40 @@ def build_secondary(
         row_by_row=at_work.row_by_row,
         precision=config.training.precision if plan.regime.learns else "float32",
     )
+
+
+def noise_of(plan: RunPlan) -> RingNoise | None:
+    """Return what draws a secondary's share of noise; None adds none."""
+    cut, laplace = plan.cut, plan.releases.laplace
+    if laplace is not None:
+        return LaplaceShare(
+            plan.noise_share_std * laplace.largest,
+            plan.releases.honest,
+            grid_unit=round(cut.grid_step / cut.ring.granularity),
+        )
+    # The accounting speaks of rows that are means over K slots; what leaves is their sum.
+    units = cut.noise_share_std * cut.slots / cut.ring.granularity
+    return ExactDiscreteGaussian(units) if units else None
+
+
+def _scores_of(plan: RunPlan, charge: CachedRelease | CountedRelease | None) -> Scores | None:
+    """Return what makes a row's score or votes; None where vectors are released.
+
+    Raises:
+        PrivacyError: If the encoder is not frozen.
+    """
+    releases, clip_norm = plan.releases, plan.config.privacy.clip_norm
+    if releases.scores is None:
+        return None
+    if charge is None:
+        raise PrivacyError("scores are of frozen encoders, whose rows are released once")
+    unit = clip_norm / LARGEST_SCORE
+    if releases.laplace is not None:
+        grid = GridScores(plan=releases.laplace, unit=unit)
+        return RowScores(scores=grid, step=plan.cut.grid_step)
+    assert releases.symbols is not None, "the other kind of scores"
+    noise = SymbolNoise(plan=releases.symbols, odds=plan.noise_share_std, unit=unit)
+    return KeySymbols(noise=noise, keys=charge, clip_norm=clip_norm)
 
 
 def begin_secondary(

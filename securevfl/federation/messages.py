@@ -14,7 +14,7 @@ from securevfl.federation.run_plan import RUN_ID_DIGITS, Purpose, RunFacts, pred
 from securevfl.mpc.masks import PUBLIC_BYTES
 from securevfl.transport.message import DeclaredMessage, Message, MessageKind, TypedMessage, wire
 
-PROTOCOL_VERSION: Final = 17
+PROTOCOL_VERSION: Final = 18
 """Version of the order and meaning of messages, which callers and primary share beyond frames."""
 
 SIGNATURE_BYTES: Final = 64

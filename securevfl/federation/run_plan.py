@@ -12,9 +12,10 @@ import numpy as np
 from securevfl.config.federation import FederationConfig
 from securevfl.core.errors import ConfigError, DataError
 from securevfl.data.tables import PartyTable, RowSplit, split_rows
+from securevfl.dp.laplace import LaplacePlan, reach
 from securevfl.dp.privacy import Privacy
 from securevfl.dp.regime import Regime
-from securevfl.dp.release_plan import ReleasePlan, choose_class_symbols, choose_symbols
+from securevfl.dp.release_plan import ReleasePlan, choose_scores
 from securevfl.dp.symbols import SymbolPlan
 from securevfl.federation.rounds.cut import AGGREGATIONS, Aggregation, CutLayer
 from securevfl.ledger.book import Session, epsilon_of_sessions
@@ -232,8 +233,9 @@ class RunPlan:
     @property
     def surviving(self) -> float:
         """Share of a score's variance that survives its release, in [0, 1]; 1 without noise."""
-        if self.releases.symbols is not None:
-            return self.releases.symbols.surviving_share(self.noise_share_std)
+        if self.releases.scores is not None:
+            honest = self.releases.honest
+            return self.releases.scores.surviving_share(self.noise_share_std, honest=honest)
         # A record's length is spread over the numbers; each secondary adds its signal and noise.
         length = self.cut.clip_norm / self.cut.slots
         return 1 / (1 + self.cut.shape[-1] * (self.noise_share_std / length) ** 2)
@@ -343,20 +345,28 @@ def _plan(
 
 def _cut_of(config: FederationConfig, *, noise_share_std: float) -> CutLayer:
     slots = config.model.neighbours if pools(config) else 1
-    # Symbols are drawn before the sum, which has no noise of its own then.
-    noise_share_std = 0.0 if _symbols_of(config) else noise_share_std
-    # The accounting speaks of rows that are means over K slots; what crosses is their sum.
-    ring = RingFormat.choose(
-        clip_norm=config.privacy.clip_norm * slots,
-        noise_share_std=noise_share_std * slots,
-        parties=len(config.secondaries),
-    )
+    scores, clip_norm, parties = _scores_of(config), config.privacy.clip_norm, config.secondaries
+    step = tail = 0.0
+    if isinstance(scores, LaplacePlan):
+        step, ends = scores.grid_step(clip_norm), reach(noise_share_std * scores.largest)
+        tail = step * ends
+        ring = RingFormat.of_steps(step=step, most=scores.largest + ends, parties=len(parties))
+    else:
+        # The accounting speaks of rows that are means over K slots; what crosses is their sum.
+        ring = RingFormat.choose(
+            clip_norm=clip_norm * slots,
+            # Symbols are drawn before the sum, which has no noise of its own then.
+            noise_share_std=0.0 if scores else noise_share_std * slots,
+            parties=len(parties),
+        )
     return CutLayer(
         ring=ring,
         slots=slots,
         shape=config.family.cut_shape(config.model),
-        clip_norm=config.privacy.clip_norm,
-        noise_share_std=noise_share_std,
+        clip_norm=clip_norm,
+        noise_share_std=0.0 if scores else noise_share_std,
+        noise_tail=tail,
+        grid_step=step,
         disjoint=config.in_blocks,
     )
 
@@ -395,6 +405,7 @@ def _releases(config: FederationConfig, facts: RunFacts, privacy: Privacy) -> Re
     # neighbouring sums apart by less than one unit; the ring's coarsest, since the unit is only
     # chosen once the noise is known.
     _, width = config.family.cut_shape(config.model)
+    scores = _scores_of(config)
     drawn_back = math.sqrt(width) * COARSEST_STEP / config.model.neighbours
     return ReleasePlan(
         privacy=privacy,
@@ -412,21 +423,21 @@ def _releases(config: FederationConfig, facts: RunFacts, privacy: Privacy) -> Re
         rounding=0.0 if config.linkage.choose == "rows" else drawn_back,
         linked_rows=facts.rows if privacy.bounds_linked_rows and not facts.predicts else None,
         releases_per_record=counted,
-        symbols=_symbols_of(config),
+        symbols=scores if isinstance(scores, SymbolPlan) else None,
+        laplace=scores if isinstance(scores, LaplacePlan) else None,
     )
 
 
-def _symbols_of(config: FederationConfig) -> SymbolPlan | None:
-    """Return the symbols of a run that trains, which its predictions keep; None for vectors."""
+def _scores_of(config: FederationConfig) -> SymbolPlan | LaplacePlan | None:
+    """Return the scores of a run that trains, which its predictions keep; None for vectors."""
     if not config.encoder_reads_labels or config.privacy.mechanism == "none":
         return None
-    privacy, fitting, parties = config.privacy, config.fitting, len(config.secondaries)
-    exchanged = config.model.neighbours > 1
-    if config.scores:
-        return choose_symbols(privacy, fitting, parties=parties, exchanged=exchanged)
-    classes = config.encoder_classes
-    return choose_class_symbols(
-        privacy, fitting, parties=parties, exchanged=exchanged, classes=classes
+    return choose_scores(
+        config.privacy,
+        config.fitting,
+        parties=len(config.secondaries),
+        exchanged=config.model.neighbours > 1,
+        classes=1 if config.scores else config.encoder_classes,
     )
 
 

@@ -33,7 +33,7 @@ from securevfl.models.alone.saving import model_bytes, model_of
 from securevfl.models.tasks import HALF, TaskHead
 from securevfl.version import __version__
 
-FORMAT: Final = 10
+FORMAT: Final = 11
 """Format number of the files that this program writes, and the only one that it reads."""
 
 FOLDER: Final = "model"

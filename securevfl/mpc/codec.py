@@ -142,6 +142,27 @@ class RingFormat:
             f"at 2^-{min(resolving)}; lower privacy.clip_norm or change the noise"
         )
 
+    @classmethod
+    def of_steps(cls, *, step: float, most: int, parties: int) -> "RingFormat":
+        """Return the smallest format that holds whole steps.
+
+        Args:
+            step: Value of one step, a power of two.
+            most: Largest absolute number of steps of one party.
+            parties: Most contributions to one sum.
+
+        Raises:
+            EncodingRangeError: If no format fits.
+        """
+        bits = max(0, -round(math.log2(step)))
+        bound = round(most * step * 2**bits)
+        for lanes in sorted(_LANE_BITS, reverse=True):
+            if bound <= cls.largest_bound(lanes=lanes, parties=parties):
+                return cls(precision_bits=bits, lanes=lanes, parties=parties, bound_units=bound)
+        raise EncodingRangeError(
+            f"{most} steps of {step:g} of each of {parties} parties overflow a 32-bit lane"
+        )
+
     @property
     def granularity(self) -> float:
         """Real value of one unit, gamma = 2^-p."""

@@ -190,8 +190,8 @@ def _metadata(
     """Return what is promised about the numbers, as the ledger's lines give it.
 
     ``noise_deviation`` is that of the Gaussian noise in each number: every one of S secondaries
-    adds ``tau`` to its own term of the average, so it is ``tau / sqrt(S)``; of symbols, which have
-    no noise, it is None, and ``cells`` is their number of cells. ``unlinked_rows``
+    adds ``tau`` to its own term of the average, so it is ``tau / sqrt(S)``; of symbols and
+    Laplace sums it is None, and ``cells`` is their number of cells. ``unlinked_rows``
     counts rows of zeros, behind which there is no record; behind noise that cannot be seen,
     and it is None.
     """
@@ -224,7 +224,7 @@ def _metadata(
         "links": config.model.neighbours,
         "clip_norm": privacy.clip_norm,
         "cells": symbols.cells if symbols else None,
-        "noise_deviation": None if symbols else tau / math.sqrt(last.plan.parties),
+        "noise_deviation": None if last.plan.scores else tau / math.sqrt(last.plan.parties),
         "secondaries": [party.name for party in config.secondaries],
         "shape": list(config.family.cut_shape(config.model)),
         "unlinked_rows": None if tau else int((~released.any(axis=1)).sum()),

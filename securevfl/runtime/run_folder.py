@@ -57,9 +57,10 @@ class PrivacyFigures:
     colluding: int
     accounting: str
     noise_multiplier: float | None
-    """Noise on a sum over the sum's sensitivity; None where symbols are released."""
+    """Noise on a sum over the sum's sensitivity; None where scores or votes are released."""
     noise_share_std: float
-    """Deviation of a secondary's noise; of symbols, the odds of another cell."""
+    """Deviation of a secondary's noise; of symbols, the odds of another cell; of Laplace sums, the
+    scale over the largest number of a record."""
     cells: int | None
     """Number of cells of a released symbol; None where vectors are released behind noise."""
     fitting_noise_multiplier: float | None
@@ -365,12 +366,12 @@ def privacy_figures(plan: RunPlan, ledger: Ledger) -> PrivacyFigures:
         colluding=privacy.colluding,
         accounting=privacy.accounting,
         noise_multiplier=None
-        if releases.symbols
+        if releases.scores
         else tau * math.sqrt(releases.parties - privacy.colluding) / releases.sensitivity(),
         noise_share_std=tau,
         cells=releases.symbols.cells if releases.symbols else None,
         fitting_noise_multiplier=releases.fitting_multiplier(),
-        sensitivity=None if releases.symbols else releases.sensitivity(),
+        sensitivity=None if releases.scores else releases.sensitivity(),
         clip_norm=privacy.clip_norm,
         releases=ledger.rounds,
         row_releases=ledger.row_releases,

@@ -95,6 +95,11 @@ LISTED = {
         "torch.cuda.set_rng_state",
         "torch.set_rng_state",
     ),
+    "dp/laplace.py LaplaceShare.__init__": ("a test's insecure_seed", "insecure_seed="),
+    "dp/ring_noise.py ExactDiscreteGaussian.__init__": (
+        "a test's insecure_seed",
+        "insecure_seed=",
+    ),
     "federation/rounds/updates.py DropoutStream.generator": ("dropout", "torch.Generator"),
     "linkage/links.py noised_similarities": (
         "a test's insecure_seed",

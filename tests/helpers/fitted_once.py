@@ -26,7 +26,7 @@ FOLDER_VARIABLE = "SECUREVFL_TESTS_FITTED"
 _USED_IN = "securevfl.federation.base"
 _SHARED = {
     "securevfl.dp.accountant": "_pld_epsilon",
-    "securevfl.federation.run_plan": "choose_symbols",
+    "securevfl.federation.run_plan": "choose_scores",
 }
 """Functions of a few numbers, by the module that calls them."""
 _SKOPS = "skops.io._utils"

@@ -338,12 +338,15 @@ class WholeRun:
                 norm = float(torch.linalg.vector_norm(change))
                 found[mine.what] = max(found[mine.what], norm / self._most(mine))
         answers: defaultdict[tuple[int, int], float] = defaultdict(float)
+        steps: defaultdict[int, float] = defaultdict(float)
         for (session, number), change in moved.items():
             plan = self.plans[session]
             one = 0 if plan.config.privacy.encoder == "frozen" else number
-            answers[self._answer(session), one] += float(
-                (change * plan.cut.ring.granularity).square().sum()
-            )
+            changed = change * plan.cut.ring.granularity
+            if plan.releases.laplace:
+                steps[self._answer(session)] += float(changed.abs().sum()) / plan.cut.grid_step
+                continue
+            answers[self._answer(session), one] += float(changed.square().sum())
         # Where nothing is promised, nothing bounds them.
         for (session, _), squares in answers.items():
             plan = self.plans[session]
@@ -355,12 +358,16 @@ class WholeRun:
             most = plan.releases.sensitivity() * plan.cut.slots
             found["rows"] = max(found["rows"], squares**0.5 / most)
         for session, rows in drawn.items():
-            releases, tau = self.plans[session].releases, self.plans[session].noise_share_std
-            whole = releases.release(
-                tau, rounds=releases.rounds, row_releases=releases.row_releases
-            )
-            found["symbols"] = max(found["symbols"], rows / whole.count)
+            found["symbols"] = max(found["symbols"], rows / self._whole(session).count)
+        for session, moved_by in steps.items():
+            whole = self._whole(session)
+            found["steps"] = max(found["steps"], moved_by / (whole.shift * whole.count))
         return dict(found)
+
+    def _whole(self, session: int) -> Any:
+        """Return the event of all rows of a session."""
+        releases, tau = self.plans[session].releases, self.plans[session].noise_share_std
+        return releases.release(tau, rounds=releases.rounds, row_releases=releases.row_releases)
 
     def _answer(self, session: int) -> int:
         """Return the session that a session's answer counts in: one where records are counted."""

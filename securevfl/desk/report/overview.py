@@ -184,7 +184,9 @@ ACCOUNTED: Final = {
     "encoder": "encoder",
     "noise multiplier: deviation of the noise over the sensitivity": "noise_multiplier",
     "cells of a released symbol": "cells",
-    "noise share of each secondary (standard deviation; of symbols, odds)": "noise_share_std",
+    "noise share of each secondary (deviation; of symbols, odds; of Laplace, scale)": (
+        "noise_share_std"
+    ),
     "noise multiplier of fitting the encoders": "fitting_noise_multiplier",
     "sensitivity: most that one unit changes the released sums": "sensitivity",
     "clip norm: longest vector of a record": "clip_norm",

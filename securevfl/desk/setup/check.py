@@ -341,7 +341,7 @@ class Check:
             "unit": self.plan.config.privacy.unit,
             "noise_share_std": tau,
             "cells": releases.symbols.cells if releases.symbols else None,
-            "sensitivity": None if releases.symbols else releases.sensitivity(),
+            "sensitivity": None if releases.scores else releases.sensitivity(),
             "of": "all releases together" if self.plan.regime.releases_once else "one round",
             "clip_norm": self.plan.config.privacy.clip_norm,
             "statement": releases.statement(tau).text,

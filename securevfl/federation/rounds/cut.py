@@ -51,6 +51,13 @@ class CutLayer:
     noise_share_std: float = 0.0
     """``tau``: standard deviation of one secondary's noise, in the same units; 0 for none."""
 
+    noise_tail: float = 0.0
+    """Largest absolute noise of one secondary in a number, where it is Laplace noise, which has
+    ends; in the same units."""
+
+    grid_step: float = 0.0
+    """Value of a grid unit, where rows are whole ones behind Laplace noise; else 0."""
+
     disjoint: bool = False
     """True if each secondary writes into coordinates of its own."""
 
@@ -114,7 +121,8 @@ class CutLayer:
 
             ``v . X <= |v| s sqrt(2 t)``  and  ``|X|^2 <= s^2 (W + 2 sqrt(W t) + 2 t)``,
 
-        so that ``|v + X|^2`` is at most ``|v|^2`` with twice the first and the second.
+        so that ``|v + X|^2`` is at most ``|v|^2`` with twice the first and the second. Laplace
+        noise adds at most the ends of its k shares.
 
         Args:
             active: k, how many secondaries the sum is of.
@@ -130,7 +138,8 @@ class CutLayer:
         numbers = math.prod(self.shape)
         along = clipped * std * math.sqrt(2 * _TAIL)
         noise = std**2 * (numbers + 2 * math.sqrt(numbers * _TAIL) + 2 * _TAIL)
-        return math.sqrt(clipped**2 + 2 * along + noise)
+        ends = active * math.sqrt(numbers) * self.noise_tail / self.ring.granularity
+        return math.sqrt(clipped**2 + 2 * along + noise) + ends
 
 
 class Aggregation(ABC):

@@ -7,11 +7,12 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int32, Int64, Shaped
+from jaxtyping import Float, Float64, Int32, Int64, Shaped
 from torch import Tensor
 
 from securevfl.core.devices import reads
 from securevfl.core.errors import PrivacyError
+from securevfl.dp.laplace import GridScores
 from securevfl.dp.ring_noise import NoiseBuffer, RingNoise
 from securevfl.dp.symbols import SymbolNoise
 from securevfl.federation.messages import RoundPlan
@@ -53,14 +54,39 @@ class KeyedRelease(Charge, Protocol):
         ...
 
 
+class Scores(Protocol):
+    """What the records of a row leave as, in place of their numbers."""
+
+    def first_rows(self, rows: Int64[np.ndarray, " batch"]) -> Int64[np.ndarray, " batch"]:
+        """Return the row that each row's release is made of."""
+        ...
+
+    def draw(
+        self, values: Float[Tensor, "batch links numbers"], rows: Int64[np.ndarray, " batch"]
+    ) -> Float[Tensor, "batch links numbers"]:
+        """Return what is sent of each row in its first slot; other slots are zero.
+
+        Args:
+            values: Numbers of each record; not finite where a slot holds none.
+            rows: The primary's rows.
+        """
+        ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class KeySymbols:
     """One secondary's symbols, of which every key of the primary has one."""
 
+    clip_norm: float
+    """C, value of the largest number."""
     noise: SymbolNoise
     """Randomised response on the cells of rows."""
     keys: KeyedRelease
     """Charge of the release, which knows the rows of a key."""
+
+    def first_rows(self, rows: Int64[np.ndarray, " batch"]) -> Int64[np.ndarray, " batch"]:
+        """Return the first row of each row's key."""
+        return self.keys.first_rows(rows)
 
     def draw(
         self, values: Float[Tensor, "batch links numbers"], rows: Int64[np.ndarray, " batch"]
@@ -70,9 +96,37 @@ class KeySymbols:
         firsts = self.keys.first_rows(rows)
         drawn = self.noise.draw(cells, firsts, secret=self.keys.take_secret())
         numbers = self.noise.values_of(self.keys.keep_symbols(firsts, drawn))
-        sent = torch.zeros_like(values)
-        sent[:, 0] = torch.from_numpy(numbers).to(values)
-        return sent
+        return _in_first_slot(numbers * self.clip_norm, values)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class RowScores:
+    """One secondary's scores or votes in whole grid units, one of every row."""
+
+    scores: GridScores
+    """Grid units of rows."""
+    step: float
+    """Value of a grid unit."""
+
+    def first_rows(self, rows: Int64[np.ndarray, " batch"]) -> Int64[np.ndarray, " batch"]:
+        """Return the rows: noise of its own makes each a release."""
+        return rows
+
+    def draw(
+        self, values: Float[Tensor, "batch links numbers"], rows: Int64[np.ndarray, " batch"]
+    ) -> Float[Tensor, "batch links numbers"]:
+        """Return each row's grid units in its first slot; they are to be noised."""
+        del rows
+        units = self.scores.units_of(values.double().cpu().numpy())
+        return _in_first_slot(units * self.step, values)
+
+
+def _in_first_slot(
+    numbers: Float64[np.ndarray, "batch numbers"], values: Float[Tensor, "batch links numbers"]
+) -> Float[Tensor, "batch links numbers"]:
+    sent = torch.zeros_like(values)
+    sent[:, 0] = torch.from_numpy(numbers).to(values)
+    return sent
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -98,8 +152,8 @@ class SecondaryRelease:
     _: KW_ONLY
     noise: RingNoise | None
     """Draws this party's noise share in units of the ring; None adds none."""
-    symbols: KeySymbols | None = None
-    """Draws a symbol for each key, in place of noise; None sends what is represented."""
+    scores: Scores | None = None
+    """Makes what is sent of a row's records; None sends what is represented."""
     ledger: Charge
     """Books every release before it is made."""
     not_finite: int = field(default=0, init=False)
@@ -108,11 +162,11 @@ class SecondaryRelease:
     @property
     def promised(self) -> bool:
         """Whether something is promised of what leaves, by noise or by symbols."""
-        return self.noise is not None or self.symbols is not None
+        return self.noise is not None or self.scores is not None
 
     def first_rows(self, rows: Int64[np.ndarray, " batch"]) -> Int64[np.ndarray, " batch"]:
         """Return the row that each row's release is made of: of symbols, the first of its key."""
-        return rows if self.symbols is None else self.symbols.keys.first_rows(rows)
+        return rows if self.scores is None else self.scores.first_rows(rows)
 
     def close(self) -> None:
         """Stop drawing noise ahead; later releases would have none ready."""
@@ -124,14 +178,15 @@ class SecondaryRelease:
     ) -> Released:
         """Charge, then compute, clip, round towards zero, add noise as integers, and encode.
 
-        A symbol is drawn before that, and has no noise. Where something is promised, what is not
-        finite counts as zero, or as no record: a run that stopped at it would tell everybody that
-        such a record is there. Without a promise the run stops: training has diverged.
+        Scores and votes are made before that; a symbol has no noise then. Where something is
+        promised, what is not finite counts as zero, or as no record: a run that stopped at it would
+        tell everybody that such a record is there. Without a promise the run stops: training has
+        diverged.
 
         Args:
             plan: The round.
             represent: Computes the round's representation, shape (B, L, H); called once it is paid
-                for. Where symbols are drawn, an empty slot is not finite.
+                for. Where scores are made of it, an empty slot is not finite.
             learns: Whether the clip belongs on the autograd graph.
 
         Raises:
@@ -148,9 +203,8 @@ class SecondaryRelease:
         )
         representation = represent(plan)
         with torch.set_grad_enabled(learns):
-            if self.symbols is not None:
-                symbols = self.symbols.draw(representation, plan.rows)
-                representation = symbols * self.aggregation.clip_norm
+            if self.scores is not None:
+                representation = self.scores.draw(representation, plan.rows)
             elif self.noise is not None:
                 representation, lost = self.aggregation.finite(representation)
                 reads().add(lost, self.count)

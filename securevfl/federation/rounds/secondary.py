@@ -342,7 +342,7 @@ class Secondary:
                 linked = own_records.gather_records(features, keys, index, present)
                 forward = network or self._forward
                 vectors = forward(linked.features, linked.keys, linked.present)
-                if self.contribution.symbols is not None:
+                if self.contribution.scores is not None:
                     vectors = vectors.masked_fill(~linked.present.unsqueeze(-1), math.nan)
             return widen_floats(vectors)
 

@@ -273,8 +273,8 @@ class Evidence:
 
     @property
     def noise_deviation(self) -> float:
-        """Promised standard deviation of the noise in each number of an average; 0 for symbols."""
-        if self.privacy["cells"] is not None:
+        """Promised standard deviation of the noise in each number of an average; 0 for scores."""
+        if self.privacy["noise_multiplier"] is None:
             return 0.0
         return float(self.privacy["noise_share_std"]) / math.sqrt(self.parties)
 

@@ -31,7 +31,8 @@ from securevfl.core.progress import unheard
 from securevfl.data.tables import PartyTable, RowSplit
 from securevfl.dp.class_sums import SumFormat
 from securevfl.dp.events import SymbolRelease
-from securevfl.dp.symbols import largest_loss, normal_scores
+from securevfl.dp.pure import largest_loss
+from securevfl.dp.symbols import normal_scores
 from securevfl.federation.build import bottom_at_work
 from securevfl.federation.checkpoint import StateFolder
 from securevfl.federation.messages import RoundPlan

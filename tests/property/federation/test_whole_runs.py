@@ -56,6 +56,14 @@ RUNS: dict[str, dict[str, Any]] = {
         "privacy": {"epsilon": 2.0, "delta": 1e-4, "encoder": "frozen", "links_per_record": CAP},
         "encoder": {"method": "class-means", "labels": "shares", "share": 0.3},
     },
+    "scores, Laplace": {
+        **CLASS_MEANS,
+        "secondaries": 3,
+        "federation": {"task": "regression"},
+        "model": {**POOLED, "hidden": 1, "top": "tied"},
+        "privacy": {"epsilon": 8.0, "delta": 1e-4, "encoder": "frozen", "links_per_record": CAP},
+        "encoder": {"method": "class-means", "labels": "randomised", "share": 0.6},
+    },
     "dp-trained": {
         "model": {**POOLED, "dropout": 0.2},
         "privacy": {**PRIVACY, "encoder": "dp-trained"},
@@ -78,6 +86,7 @@ MECHANISMS = {
     "class means, shares": {"rows", "class sums"},
     "class means, randomised": {"rows", "class sums"},
     "scores, shares": {"symbols", "ranks", "class sums"},
+    "scores, Laplace": {"steps", "ranks", "class sums"},
     "dp-trained": {"rows", "update"},
     "entity": {"rows"},
     "entity, counted": {"rows"},

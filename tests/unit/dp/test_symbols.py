@@ -21,16 +21,9 @@ from securevfl.dp.accountant import epsilon_of
 from securevfl.dp.events import GaussianRelease, SampledRelease, SymbolRelease
 from securevfl.dp.gaussian import composed_multiplier
 from securevfl.dp.labels import slots
-from securevfl.dp.release_plan import FittingPlan, ReleasePlan, choose_class_symbols, choose_symbols
-from securevfl.dp.symbols import (
-    CELLS,
-    SymbolNoise,
-    SymbolPlan,
-    largest_loss,
-    normal_scores,
-    symbols_delta,
-    uniform_words,
-)
+from securevfl.dp.pure import largest_loss, pure_delta
+from securevfl.dp.release_plan import FittingPlan, ReleasePlan, choose_scores
+from securevfl.dp.symbols import CELLS, SymbolNoise, SymbolPlan, normal_scores, uniform_words
 from securevfl.federation.messages import RoundPlan
 from securevfl.federation.rounds.cut import CutLayer, MeanOfPooledRecords
 from securevfl.federation.rounds.release import KeySymbols, SecondaryRelease
@@ -95,7 +88,7 @@ def test_delta_is_that_of_brute_force(releases: list[SymbolRelease], mu: float |
     top = sum(map(largest_loss, releases))
     for epsilon in (0.0, 0.4 * top, 0.9 * top):
         exact = max(brute_delta(each, epsilon=epsilon, mu=mu) for each in (pairs, back))
-        delta = symbols_delta(releases, epsilon=epsilon, noise_multiplier=mu and 1 / mu)
+        delta = pure_delta(releases, epsilon=epsilon, noise_multiplier=mu and 1 / mu)
         assert exact * (1 - 1e-6) - 1e-15 <= delta <= exact * 1.2 + 1e-15
 
 
@@ -104,7 +97,7 @@ def test_a_removal_may_empty_one_row_and_show_a_record_in_another() -> None:
     release = symbol(40, 0.0915, count=2)
     there, gone = rows_of(release)
     mixed = brute_delta([(there, gone), (gone, there)], epsilon=1.97, mu=None)
-    assert mixed * (1 - 1e-6) <= symbols_delta([release], epsilon=1.97, noise_multiplier=None)
+    assert mixed * (1 - 1e-6) <= pure_delta([release], epsilon=1.97, noise_multiplier=None)
 
 
 def test_without_noise_beside_epsilon_is_the_pure_formula() -> None:
@@ -114,7 +107,7 @@ def test_without_noise_beside_epsilon_is_the_pure_formula() -> None:
         release = symbol(cells, odds, count=3)
         assert largest_loss(release) == pytest.approx(3 * epsilon, rel=1e-9)
         beyond = largest_loss(release) * (1 + 1e-9)
-        assert symbols_delta([release], epsilon=beyond, noise_multiplier=None) == 0
+        assert pure_delta([release], epsilon=beyond, noise_multiplier=None) == 0
         assert epsilon_of([release], delta=1e-12) == pytest.approx(3 * epsilon, rel=1e-6)
 
 
@@ -179,7 +172,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
         part = SecondaryRelease(
             MeanOfPooledRecords(cut),
             noise=None,
-            symbols=KeySymbols(noise=noise, keys=keys),
+            scores=KeySymbols(noise=noise, keys=keys, clip_norm=1.0),
             ledger=keys,
         )
         rows = np.arange(len(values), dtype=np.int64)
@@ -266,7 +259,7 @@ def test_runs_word_by_word_keep_what_is_charged(
         for epsilon in np.linspace(0, 4, 41):
             factor = Fraction(math.exp(epsilon))
             delta = float(sum(max(one[sent] - factor * another[sent], 0) for sent in one))
-            charged = symbols_delta([release], epsilon=epsilon, noise_multiplier=None)
+            charged = pure_delta([release], epsilon=epsilon, noise_multiplier=None)
             assert delta <= charged + 1e-12
 
 
@@ -323,10 +316,10 @@ def test_classes_are_votes_and_absent_rows_vote_uniformly() -> None:
         assert (votes.sum(axis=1) == 1).all()
 
 
-def test_classes_are_symbols_where_more_survives_of_them_than_of_vectors() -> None:
+def test_classes_are_votes_where_more_survives_of_them_than_of_vectors() -> None:
     """By the plan alone: not at an epsilon at which vectors have hardly any noise."""
     for epsilon, parties, chosen in ((50.0, 4, False), (8.0, 4, True), (2.0, 4, True)):
-        plan = choose_class_symbols(
+        plan = choose_scores(
             privacy_of(epsilon),
             FittingPlan(share=0.05, steps=1),
             parties=parties,
@@ -353,6 +346,12 @@ def test_numbers_follow_from_the_secret_and_the_key_alone() -> None:
     assert len({*first.ravel(), *other.ravel(), *later.ravel()}) == 3000
     # AES-256 of a block of zeros under a key of zeros: FIPS 197's function, by any tool.
     assert first[0].tobytes().hex() == "dc95c078a2408989ad48a21492842087"
+
+
+def best_of(promise: Privacy, *, parties: int, exchanged: bool) -> SymbolPlan:
+    symbols = choose_scores(promise, FIT, parties=parties, exchanged=exchanged, classes=1)
+    assert isinstance(symbols, SymbolPlan)
+    return symbols
 
 
 def plan_of(
@@ -382,7 +381,7 @@ def plan_of(
         fitting=None if releases else FIT,
         linked_rows=None if releases else 400,
         releases_per_record=releases,
-        symbols=symbols or choose_symbols(promise, FIT, parties=parties, exchanged=exchanged),
+        symbols=symbols or best_of(promise, parties=parties, exchanged=exchanged),
     )
 
 
@@ -443,7 +442,7 @@ def test_noise_multipliers_are_of_gaussian_noise() -> None:
     with pytest.raises(
         ConfigError, match=r"^privacy\.noise_multiplier: .*give privacy\.epsilon instead$"
     ):
-        choose_symbols(privacy, FIT, parties=1, exchanged=False)
+        choose_scores(privacy, FIT, parties=1, exchanged=False, classes=1)
     with pytest.raises(
         ConfigError, match=r"^privacy\.noise_multiplier: .*give privacy\.epsilon instead$"
     ):

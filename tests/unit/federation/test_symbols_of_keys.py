@@ -22,7 +22,8 @@ from securevfl.data.tables import KeyTable
 from securevfl.dp import symbols
 from securevfl.dp.events import SymbolRelease
 from securevfl.dp.labels import slots
-from securevfl.dp.symbols import SymbolNoise, SymbolPlan, largest_loss, symbols_delta
+from securevfl.dp.pure import largest_loss, pure_delta
+from securevfl.dp.symbols import SymbolNoise, SymbolPlan
 from securevfl.federation.rounds.cached_release import CachedRelease, CountedRelease
 from securevfl.federation.rounds.release import KeySymbols
 from securevfl.ledger.chain import ChainedFile
@@ -110,7 +111,7 @@ def ask(release: Any, rows: Sequence[int], number: int) -> list[int]:
     release.charge(round_number=number, rows=asked, purpose="predict")
     present = release.link(release.first_rows(asked)).present
     values = torch.from_numpy(np.where(present, 2.0, math.nan)[..., None]).float()
-    sent = KeySymbols(noise=NOISE, keys=release).draw(values, asked).sum(dim=(1, 2))
+    sent = KeySymbols(noise=NOISE, keys=release, clip_norm=1.0).draw(values, asked).sum(dim=(1, 2))
     return [int(score > 0) for score in sent]
 
 
@@ -216,7 +217,7 @@ def require_within(first: dict[Sent, Fraction], second: dict[Sent, Fraction], co
         for epsilon in np.linspace(0, bound, 9):
             factor = Fraction(math.exp(epsilon))
             delta = float(sum(max(here[sent] - factor * there[sent], 0) for sent in here))
-            charged = symbols_delta([release], epsilon=float(epsilon), noise_multiplier=None)
+            charged = pure_delta([release], epsilon=float(epsilon), noise_multiplier=None)
             assert delta <= charged + 1e-12
 
 
