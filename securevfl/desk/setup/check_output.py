@@ -142,6 +142,12 @@ def _print_privacy(console: Console, privacy: Mapping[str, Any], *, long: bool) 
                 f"response; any other cell is {privacy['noise_share_std']:.4g} times as likely as "
                 f"the record's own"
             )
+        elif privacy["sensitivity"] is None:
+            noise = (
+                f"each secondary adds its share of one Laplace noise to every number that it "
+                f"releases; the whole has {privacy['noise_share_std']:.4g} times a record's "
+                f"largest number for its scale"
+            )
         say(
             console,
             "noise: ",

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 from helpers.class_means import write_class_means
+from helpers.command_line import securevfl
 
 import securevfl as sv
 from securevfl.config.reading import read_federation
@@ -86,6 +87,15 @@ def test_a_run_releases_whole_steps_and_predicts(tmp_path: Path) -> None:
     rows = pd.read_csv(tmp_path / "agency.csv").head(9)
     predicted = sv.predict(tmp_path / "run", rows, data_root=tmp_path)
     assert len(predicted) == 9
+
+
+def test_check_says_whose_noise_it_is(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = write_laplace(tmp_path)
+    checked = securevfl(capfd, "check", path, "--data-root", tmp_path, "--long")
+    said = " ".join((checked.out + checked.err).split())
+    assert "noise: each secondary adds its share of one Laplace noise to every number" in said
+    assert "times a record's largest number for its scale; epsilon = 2" in said
+    assert "Laplace noise reaches this limit" in said
 
 
 def test_a_plan_counts_those_who_do_not_collude_and_those_who_answer(tmp_path: Path) -> None:
