@@ -17,8 +17,8 @@ from securevfl.core.memory import keep_freed_memory, loading
 from securevfl.core.progress import alignment_in_words
 from securevfl.core.shown_progress import RunProgress
 from securevfl.desk.printing import print_figures, wrap_text
+from securevfl.desk.report import wording
 from securevfl.federation.run_plan import PredictionBudget
-from securevfl.runtime import run_folder
 from securevfl.runtime.predictions import Predictions
 
 
@@ -31,9 +31,9 @@ def print_results(metrics: Mapping[str, Any], folder: Path, *, as_json: bool) ->
     _print_metrics(console, metrics)
     _print_privacy(console, metrics["privacy"])
     _print_alignment(console, metrics)
-    for line in run_folder.links_of_run(metrics):
+    for line in wording.links_of_run(metrics):
         console.print(line.partition("; ")[0], highlight=False, soft_wrap=True, markup=False)
-    console.print(run_folder.engine_in_words(metrics), highlight=False, soft_wrap=True)
+    console.print(wording.engine_in_words(metrics), highlight=False, soft_wrap=True)
     if metrics["bytes"]:
         _print_parties(console, metrics)
     console.print(f"run folder: {folder}", soft_wrap=True)
@@ -43,32 +43,30 @@ def print_results(metrics: Mapping[str, Any], folder: Path, *, as_json: bool) ->
 
 def _print_metrics(console: Console, metrics: Mapping[str, Any]) -> None:
     """Print a row for each metric: the joint model with its interval, then all other models."""
-    evaluation, measured = metrics["evaluation"], run_folder.models_measured(metrics)
+    evaluation, measured = metrics["evaluation"], wording.models_measured(metrics)
     first, *others = measured
     tested = "no test rows" if "untested" in metrics else "test rows"
     title = f"{metrics['federation']}: {tested}; best epoch by validation {metrics['metric']}"
-    heading = [run_folder.interval_heading(evaluation)] if evaluation else []
+    heading = [wording.interval_heading(evaluation)] if evaluation else []
     rows = [["metric", first, *heading, *others]]
     for name, value in measured[first].items():
-        interval = (
-            [run_folder.interval_in_words(evaluation["intervals"][name])] if evaluation else []
-        )
+        interval = [wording.interval_in_words(evaluation["intervals"][name])] if evaluation else []
         rest = (_figure(measured[other][name]) for other in others)
         rows.append([name, _figure(value), *interval, *rest])
     print_figures(console, rows, title=title)
     if "untested" in metrics:
         console.print(Text.assemble(("not tested: ", "bold"), metrics["untested"]), soft_wrap=True)
     if "threshold" in evaluation:
-        console.print(run_folder.threshold_in_words(evaluation), highlight=False)
+        console.print(wording.threshold_in_words(evaluation), highlight=False)
     if metrics["gain"] is not None:
         colour = {"better": "green", "unclear": "yellow", "worse": "red"}
         verdict, outcome = metrics["gain"]["verdict"], metrics["gain"]["outcome"]
         console.print(Text.assemble(("verdict: ", "bold"), (verdict, colour[outcome])))
-        console.print(run_folder.candidates_in_words(metrics), highlight=False)
+        console.print(wording.candidates_in_words(metrics), highlight=False)
         if metrics["placebos"]:
-            console.print(run_folder.placebos_in_words(metrics), highlight=False)
+            console.print(wording.placebos_in_words(metrics), highlight=False)
         if metrics["without_noise"]:
-            console.print(run_folder.noise_in_words(metrics), highlight=False)
+            console.print(wording.noise_in_words(metrics), highlight=False)
 
 
 def _print_alignment(console: Console, figures: Mapping[str, Any]) -> None:

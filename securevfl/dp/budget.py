@@ -10,19 +10,12 @@ from typing import Final, Literal
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, PrivacyError
-from securevfl.dp import events
+from securevfl.dp import events, sensitivity
 from securevfl.dp.accountant import Method, epsilon_of
 from securevfl.dp.calibration import noise_multiplier_for
 from securevfl.dp.gaussian import composed_multiplier
 from securevfl.dp.privacy import UnitName
 from securevfl.dp.regime import REGIMES, Encoder, Regime
-from securevfl.dp.sensitivity import (
-    gradient_sensitivity,
-    honest_parties,
-    noise_share_std,
-    rows_changed,
-    sum_sensitivity,
-)
 
 Sampling = Literal["per-round", "per-epoch", "fixed-size"]
 NeighbouringName = Literal["add-remove", "replace-one"]
@@ -111,7 +104,7 @@ class Budget:
                 "gradient_clip_norm": self.gradient_clip_norm,
             }
         )
-        honest_parties(active=self.secondaries, colluding=self.colluding)
+        sensitivity.honest_parties(active=self.secondaries, colluding=self.colluding)
         self._check_promise()
 
     def _check_promise(self) -> None:
@@ -212,7 +205,7 @@ class Budget:
         if replace_one:
             # z was measured by the exchange, of up to 2m rows; the event wants one record's m.
             exchanged, added = (
-                rows_changed(
+                sensitivity.rows_changed(
                     links_per_record=self.links_per_record or self.batch_rows,
                     rows=self.batch_rows,
                     neighbouring=neighbouring,
@@ -277,7 +270,7 @@ class Budget:
         For linked rows 2C k: the release of a row without links is not assumed zero.
         """
         rows = self.batch_rows
-        return sum_sensitivity(
+        return sensitivity.sum_sensitivity(
             clip_norm=self.clip_norm,
             active=self.secondaries,
             unit=events.Unit(self.unit),
@@ -294,10 +287,10 @@ class Budget:
         """
         checks.positive(gradient_noise_multiplier=gradient_noise_multiplier)
         unit = events.Unit(self.unit)
-        change = gradient_sensitivity(
+        change = sensitivity.gradient_sensitivity(
             clip_norm=self.gradient_clip_norm or 1.0,
             unit=unit,
-            rows=rows_changed(
+            rows=sensitivity.rows_changed(
                 links_per_record=self.links_per_record or 1,
                 rows=self.batch_rows,
                 neighbouring=events.Neighbouring(self.neighbouring),
@@ -314,7 +307,7 @@ class Budget:
         helping the primary.
         """
         checks.positive(noise_multiplier=noise_multiplier)
-        return noise_share_std(
+        return sensitivity.noise_share_std(
             sum_std=noise_multiplier * self.sensitivity(),
             active=self.secondaries,
             colluding=self.colluding,

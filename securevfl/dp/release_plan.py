@@ -13,19 +13,9 @@ from typing import Final, assert_never
 
 from securevfl.core import checks
 from securevfl.core.errors import ConfigError, PrivacyError
-from securevfl.dp import sensitivity
+from securevfl.dp import events, sensitivity
 from securevfl.dp.accountant import epsilon_of, simplify_releases
 from securevfl.dp.calibration import noise_multiplier_for
-from securevfl.dp.events import (
-    EntitySampledRelease,
-    GaussianRelease,
-    NoisedRelease,
-    PureRelease,
-    Release,
-    SampledRelease,
-    Unit,
-    link_count_release,
-)
 from securevfl.dp.gaussian import composed_multiplier, gaussian_noise_multiplier, smallest_enough
 from securevfl.dp.laplace import LaplacePlan
 from securevfl.dp.privacy import Privacy
@@ -76,7 +66,7 @@ def epsilon_as_published(
     """
     checks.whole_from(0, rounds=rounds)
     checks.open_unit(delta=delta)
-    release = SampledRelease(
+    release = events.SampledRelease(
         sampling_rate=sampling_rate, noise_multiplier=average_multiplier, count=rounds
     )
     return epsilon_of([release], delta=delta)
@@ -264,7 +254,7 @@ class ReleasePlan:
         if privacy.accounting == "as-published":
             on_average = noise_multiplier_for(
                 lambda z: [
-                    SampledRelease(
+                    events.SampledRelease(
                         sampling_rate=privacy.sampling_rate, noise_multiplier=z, count=self.rounds
                     )
                 ],
@@ -351,12 +341,14 @@ class ReleasePlan:
             together = z / math.sqrt(fitting.share)
         return together * math.sqrt(count)
 
-    def fitting_releases(self) -> list[GaussianRelease]:
+    def fitting_releases(self) -> list[events.GaussianRelease]:
         """Return the fittings' releases of one unit, for an accountant; empty if there are none."""
         multiplier, fittings = self.fitting_multiplier(), self._fittings_of_unit
         if self.fitting is None or multiplier is None or not fittings:
             return []
-        return [GaussianRelease(noise_multiplier=multiplier, count=self.fitting.steps * fittings)]
+        return [
+            events.GaussianRelease(noise_multiplier=multiplier, count=self.fitting.steps * fittings)
+        ]
 
     def link_count_std(self, noise_share_std: float) -> float:
         """Return the deviation of the noise on a secondary's number of linked rows, at ``tau``.
@@ -371,7 +363,7 @@ class ReleasePlan:
             for release in self.link_count_releases(noise_share_std)
         )
 
-    def link_count_releases(self, noise_share_std: float) -> list[GaussianRelease]:
+    def link_count_releases(self, noise_share_std: float) -> list[events.GaussianRelease]:
         """Return the answers on linked rows that a unit is in, for an accountant.
 
         Empty if there are none, or no noise. Together they have ten times the noise multiplier of
@@ -385,14 +377,14 @@ class ReleasePlan:
         else:
             privacy = self.privacy
             multiplier = gaussian_noise_multiplier(epsilon=privacy.bound, delta=privacy.delta)
-            whole = GaussianRelease(noise_multiplier=multiplier)
+            whole = events.GaussianRelease(noise_multiplier=multiplier)
         answers = 1 if self.privacy.unit == "secondary-record" else self.parties
-        return [link_count_release(whole, answers=answers)]
+        return [events.link_count_release(whole, answers=answers)]
 
     def _linked_rows_change(self, rows: int) -> int:
         """Return the most by which one unit moves a secondary's number of linked rows, of all."""
         return sensitivity.linked_rows_sensitivity(
-            unit=Unit(self.privacy.unit),
+            unit=events.Unit(self.privacy.unit),
             links_per_record=self.privacy.links_per_record,
             rows=rows,
         )
@@ -419,7 +411,7 @@ class ReleasePlan:
         privacy = self.privacy
         change = gradient_sensitivity(
             clip_norm=privacy.update_clip_norm,
-            unit=Unit(privacy.unit),
+            unit=events.Unit(privacy.unit),
             rows=self._rows_of_a_round,
         )
         if privacy.unit != "secondary-record":
@@ -457,7 +449,7 @@ class ReleasePlan:
 
     def release(
         self, noise_share_std: float, *, rounds: int, row_releases: int, passes: int | None = None
-    ) -> Release:
+    ) -> events.Release:
         """Return the event that describes a part of the plan, for an accountant.
 
         Args:
@@ -482,20 +474,20 @@ class ReleasePlan:
 
     def _pure_release(
         self, scores: SymbolPlan | LaplacePlan, level: float, *, touched: int
-    ) -> PureRelease:
+    ) -> events.PureRelease:
         """Return the event of the scores or votes that one unit touches."""
         exchanged = scores.exchanged or self.privacy.unit == "linked-row"
         parties = 1 if self.privacy.unit == "secondary-record" else self.parties
         return replace(scores, exchanged=exchanged).release(level, rows=touched, parties=parties)
 
-    def _whole_noised_release(self, noise_share_std: float) -> NoisedRelease:
+    def _whole_noised_release(self, noise_share_std: float) -> events.NoisedRelease:
         """Return the event of all of the plan's rows behind Gaussian noise."""
         touched = self._touched_releases(self.row_releases, self.releases_per_row)
         return self._noised_release(noise_share_std, rounds=self.rounds, touched=touched)
 
     def _noised_release(
         self, noise_share_std: float, *, rounds: int, touched: int
-    ) -> NoisedRelease:
+    ) -> events.NoisedRelease:
         """Return the event of rows behind Gaussian noise, of which one unit touches some.
 
         A dp-trained round's release and update are, given what came before, one Gaussian release
@@ -512,8 +504,10 @@ class ReleasePlan:
                 # The plan's rounds while there are no more: a figure that changes once a pass is
                 # computed once.
                 count = min(touched, max(rounds, self.rounds))
-                return SampledRelease(sampling_rate=rate, noise_multiplier=multiplier, count=count)
-            return GaussianRelease(
+                return events.SampledRelease(
+                    sampling_rate=rate, noise_multiplier=multiplier, count=count
+                )
+            return events.GaussianRelease(
                 noise_multiplier=multiplier * math.sqrt(self._rows_of_a_round / touched)
             )
         multiplier = noise_share_std / (self._change_over_noise() * math.sqrt(touched))
@@ -521,11 +515,11 @@ class ReleasePlan:
             # Changes at right angles grow as sqrt(j) in the j parties that drew the entity, not as
             # j, so the mixture over j would be too small; the full change bounds it.
             if privacy.unit == "entity" and not self.disjoint:
-                return EntitySampledRelease(
+                return events.EntitySampledRelease(
                     parties=self.parties, sampling_rate=rate, noise_multiplier=multiplier
                 )
-            return SampledRelease(sampling_rate=rate, noise_multiplier=multiplier)
-        return GaussianRelease(noise_multiplier=multiplier)
+            return events.SampledRelease(sampling_rate=rate, noise_multiplier=multiplier)
+        return events.GaussianRelease(noise_multiplier=multiplier)
 
     def epsilon_as_published(self, noise_share_std: float) -> float:
         """Return the epsilon that FeT's Theorem 3 claims at ``tau``; not a guarantee.
@@ -578,7 +572,7 @@ class ReleasePlan:
         return row_change(
             clip_norm=self.privacy.clip_norm,
             active=active,
-            unit=Unit(self.privacy.unit),
+            unit=events.Unit(self.privacy.unit),
             absent_row_is_zero=self.pooled and fixed,
             pooled_links=pooled_links,
             contested=self.contested,

@@ -25,15 +25,9 @@ from securevfl.dp.symbols import SymbolNoise
 from securevfl.federation import base
 from securevfl.federation.checkpoint import StateFolder
 from securevfl.federation.encoder_fitting import FittedBottom, PrincipalFitting, build_encoder
+from securevfl.federation.rounds import fitted_primary
 from securevfl.federation.rounds.cached_release import CachedRelease, CountedRelease
 from securevfl.federation.rounds.exchanges import Exchange
-from securevfl.federation.rounds.fitted_primary import (
-    CorrectionFit,
-    EstimatorFit,
-    FittedPrimary,
-    build_fitted_top,
-    read_by_top,
-)
 from securevfl.federation.rounds.network_primary import NetworkPrimary
 from securevfl.federation.rounds.primary import Primary, PrimaryData, PrimaryInputs
 from securevfl.federation.rounds.release import KeySymbols, RowScores, Scores, SecondaryRelease
@@ -363,9 +357,9 @@ def build_top(config: FederationConfig, table: PartyTable, head: TaskHead) -> nn
         # Beside several classes' scores trees took long, and brought nothing.
         if config.top.name == "tied" or head.outputs > 1:
             return tied
-        return MixedTop(tied, build_fitted_top(config, table, head))
+        return MixedTop(tied, fitted_primary.build_fitted_top(config, table, head))
     if config.top is not None:
-        return build_fitted_top(config, table, head)
+        return fitted_primary.build_fitted_top(config, table, head)
     return _initialise_model(
         config,
         config.primary.name,
@@ -457,11 +451,17 @@ def build_primary(
     top = build_top(plan.config, table, data.head).to(device)
     named = plan.config.top
     if named is not None and isinstance(top, FittedTop | TiedTop | MixedTop):
-        features, keys = read_by_top(plan.config, table, features=data.features, keys=data.keys)
+        features, keys = fitted_primary.read_by_top(
+            plan.config, table, features=data.features, keys=data.keys
+        )
         inputs = PrimaryInputs(features=features, keys=keys, similarities=data.similarities)
         fitted_by = named.name if estimator is None else estimator
-        fit = EstimatorFit(top, fitted_by) if isinstance(top, FittedTop) else CorrectionFit(top)
-        return FittedPrimary(plan, data, inputs, exchange, fit=fit, observe=observe)
+        fit = (
+            fitted_primary.EstimatorFit(top, fitted_by)
+            if isinstance(top, FittedTop)
+            else fitted_primary.CorrectionFit(top)
+        )
+        return fitted_primary.FittedPrimary(plan, data, inputs, exchange, fit=fit, observe=observe)
     return NetworkPrimary(
         plan,
         data,

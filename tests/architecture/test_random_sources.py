@@ -46,7 +46,6 @@ LISTED = {
     "federation/build.py _initialise_model": ("first weights", RUN_SEED, "torch.random.fork_rng"),
     "stages/pretraining/augment.py CorruptedFeatures.__call__": ("views", "torch.randint"),
     "stages/pretraining/augment.py CorruptedFeatures._replace_words": ("views", "torch.rand"),
-    "stages/pretraining/augment.py _Draws.uniform": ("views", "torch.rand"),
     "stages/pretraining/augment.py _choose": ("views", "torch.rand"),
     "stages/pretraining/learner.py NegativeQueue.__init__": ("first negatives", "torch.randn"),
     "stages/pretraining/learner.py PartyLearner.__init__": (

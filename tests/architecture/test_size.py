@@ -33,11 +33,11 @@ def test_code_is_counted_without_comments_docstrings_and_blank_lines(counted: Mo
 def test_rooms_keep_their_size(counted: ModuleType) -> None:
     rooms = counted.counts()
     core, lab = rooms["core of the package"], rooms["lab"]
-    assert core.code <= 35_640
-    assert core.files <= 196
-    assert core.import_share <= 0.0857
-    assert lab.code <= 7_800
-    assert lab.files <= 28
+    assert core.code <= 34_000
+    assert core.files <= 194
+    assert core.import_share <= 0.085
+    assert lab.code <= 6_125
+    assert lab.files <= 26
 
 
 def test_no_class_has_a_name_twice(counted: ModuleType) -> None:

@@ -17,15 +17,7 @@ import pandas as pd
 
 from securevfl.core.errors import DataError, SecureVflError, missing_extra
 from securevfl.data.cells import read_numbers, row_text, whole_date_form
-from securevfl.data.sources import settings
-from securevfl.data.sources.dialects import (
-    Dialect,
-    dialect_of,
-    empty_cells,
-    is_text_table,
-    no_such_encoding,
-    open_table,
-)
+from securevfl.data.sources import dialects, settings
 from securevfl.data.sources.pieces import (
     COLUMNAR_SUFFIXES,
     IN_ROWS,
@@ -110,7 +102,7 @@ def _read_file(
         for name in reading.given_settings:
             raise DataError(f"{where}: reading.{name}: a {suffix} file needs none")
         return read_columnar(path, wanted, where=where)
-    if is_text_table(path):
+    if dialects.is_text_table(path):
         _require_settings(reading, _TEXT_SETTINGS, where=where)
         frame, recognised = read_text_file(path, reading, wanted, where=where)
         if recognised is not None:
@@ -126,7 +118,9 @@ def _read_file(
 def holds_cells(path: Path) -> bool:
     """Return whether a file holds cells as users wrote them, so that dates are texts there."""
     suffix = path.suffix.lower()
-    return is_text_table(path) or (suffix in SOURCES and "dates" in SOURCES[suffix].settings)
+    return dialects.is_text_table(path) or (
+        suffix in SOURCES and "dates" in SOURCES[suffix].settings
+    )
 
 
 def _known_files() -> str:
@@ -164,7 +158,7 @@ def read_text_file(
         DataError: If a column is missing or named twice, or the file could be read in two ways.
         OSError: If it cannot be read; and what pandas raises.
     """
-    dialect = dialect_of(
+    dialect = dialects.dialect_of(
         path,
         reading,
         where=where,
@@ -174,7 +168,7 @@ def read_text_file(
     columns = wanted.choose(dialect.names, where=where)
     read = replace(reading, decimal="," if dialect.decimal == "," else reading.decimal)
     pieces = Pieces(exact=wanted.exact)
-    everywhere = empty_cells(reading)
+    everywhere = dialects.empty_cells(reading)
     own = _declared_words(everywhere, wanted, columns)
     keys = [name for name in columns if name in wanted.as_text and name not in own]
     keys = keys if reading.empty is None else []
@@ -193,7 +187,7 @@ def read_text_file(
             for name in mixed:
                 pieces.replace(name, texts[name])
     except UnicodeDecodeError:
-        raise no_such_encoding(path, dialect.encoding, where=where) from None
+        raise dialects.no_such_encoding(path, dialect.encoding, where=where) from None
     except (pd.errors.ParserError, pd.errors.ParserWarning) as error:
         raise DataError(f"{where}: {_too_long(str(error), dialect.skipped)}") from None
     frame = pieces.frame()[list(columns)]
@@ -271,7 +265,7 @@ def _declared_words(
 
 def _pieces(
     path: Path,
-    dialect: Dialect,
+    dialect: dialects.Dialect,
     empty: list[str] | dict[str, list[str]],
     columns: Sequence[str],
     types: Mapping[str, type[str]],
@@ -295,7 +289,7 @@ def _pieces(
     # All columns are parsed, as pandas drops cells beyond the header's in silence if it selects
     # columns.
     with (
-        open_table(path) as raw,
+        dialects.open_table(path) as raw,
         io.TextIOWrapper(raw, encoding=dialect.encoding, newline="") as stream,
     ):
         for _ in range(dialect.skipped):

@@ -12,7 +12,7 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import read_federation
 from securevfl.core import files
 from securevfl.core.column_names import keys_in_clear
-from securevfl.desk.report import plots
+from securevfl.desk.report import plots, wording
 from securevfl.desk.report.overview import (
     ACCOUNTED,
     NOT_SIMULATED,
@@ -67,15 +67,15 @@ def write_report(run: Path, config: FederationConfig | None = None) -> Path:
     measured = run_folder.read_measured(run, run_folder.CONTRIBUTION, run=metrics["run"])
     page = TEMPLATES.get_template("page.html.j2").render(
         metrics=metrics,
-        engine=run_folder.engine_in_words(metrics),
-        models=run_folder.models_measured(metrics),
+        engine=wording.engine_in_words(metrics),
+        models=wording.models_measured(metrics),
         intervals=_intervals(metrics),
         against=_against(metrics),
-        threshold=run_folder.threshold_in_words(evaluation) if "threshold" in evaluation else "",
+        threshold=wording.threshold_in_words(evaluation) if "threshold" in evaluation else "",
         mistakes=_mistakes(evaluation),
         meanings=metrics_of(metrics["task"], metrics["metric"]),
         contribution=None if measured is None else _contribution(measured),
-        links=run_folder.links_of_run(metrics),
+        links=wording.links_of_run(metrics),
         digest=config.digest,
         parties=party_lines(run, config, metrics),
         odds=odds_in_words(privacy),
@@ -117,7 +117,7 @@ def metric_figure(metrics: Mapping[str, Any], history: Sequence[Mapping[str, flo
         history,
         metric=metrics["metric"],
         alone=metrics["alone_test"],
-        name=f"{run_folder.alone_in_words(metrics)}, test",
+        name=f"{wording.alone_in_words(metrics)}, test",
     )
 
 
@@ -128,8 +128,8 @@ def _intervals(metrics: dict[str, Any]) -> dict[str, Any] | None:
         return None
     intervals = (evaluation["intervals"][name] for name in metrics["test_metrics"])
     return {
-        "heading": f"{metrics['family']} (joint), {run_folder.interval_heading(evaluation)}",
-        "cells": [run_folder.interval_in_words(interval) for interval in intervals],
+        "heading": f"{metrics['family']} (joint), {wording.interval_heading(evaluation)}",
+        "cells": [wording.interval_in_words(interval) for interval in intervals],
     }
 
 
@@ -158,10 +158,10 @@ def _against(metrics: dict[str, Any]) -> dict[str, Any] | None:
     return {
         "verdict": gain["verdict"],
         "clear": gain["outcome"] == "better",
-        "candidates": run_folder.candidates_in_words(metrics),
-        "placebos": run_folder.placebos_in_words(metrics),
-        "noise": run_folder.noise_in_words(metrics),
-        "top": run_folder.top_in_words(metrics),
+        "candidates": wording.candidates_in_words(metrics),
+        "placebos": wording.placebos_in_words(metrics),
+        "noise": wording.noise_in_words(metrics),
+        "top": wording.top_in_words(metrics),
         "plot": plots.models_plot(measured, title=f"test {name} ({better} is better)"),
     }
 

@@ -20,15 +20,7 @@ from securevfl.federation.messages import EpochMark, RoundPlan
 from securevfl.federation.rounds.cut import CutRows
 from securevfl.federation.rounds.exchanges import Exchange
 from securevfl.federation.run_plan import Purpose, RunPlan
-from securevfl.models.alone.choice import (
-    ERRORS_OF_CHOOSING_ROWS,
-    Decision,
-    choose_scale,
-    decide,
-    fresh_rows_decide,
-    mix_outputs,
-    optimism_of_seen,
-)
+from securevfl.models.alone import choice
 from securevfl.models.cuda_graphs import Network
 from securevfl.models.family import share_of_base
 from securevfl.models.tasks import HALF, Metrics, TaskHead
@@ -94,7 +86,7 @@ class TopModel:
         output = self._compute(*inputs)
         if base is None:
             return output
-        return mix_outputs(base, share_of_base(self.top) * base + output, self.scale)
+        return choice.mix_outputs(base, share_of_base(self.top) * base + output, self.scale)
 
     def _compute(
         self, features: Tensor, keys: Tensor, aggregate: Tensor, similarities: Tensor | None
@@ -388,7 +380,7 @@ class Primary(TopModel, ABC):
         base = self.data.base
         if base is None:
             return outputs
-        return mix_outputs(base[torch.as_tensor(rows, device=base.device)], outputs, scale)
+        return choice.mix_outputs(base[torch.as_tensor(rows, device=base.device)], outputs, scale)
 
     def _remember(
         self,
@@ -447,7 +439,7 @@ class Primary(TopModel, ABC):
 
     def decide(
         self, alone: Float[Tensor, "rows outputs"], *, base_is_alone: bool = False
-    ) -> Decision:
+    ) -> choice.Decision:
         """Choose the joint model's weight against the base, and whether it answers.
 
         Asks nobody: what the validation rows got at the best epoch decides. Where training rows
@@ -465,7 +457,7 @@ class Primary(TopModel, ABC):
         base, outputs = self._base, self._best_outputs
         rows = torch.as_tensor(self.data.split.validation, device=base.device)
         known, seen, optimism = self._unseen_outputs()
-        scale = choose_scale(
+        scale = choice.choose_scale(
             self.head,
             base=base[known],
             joint=seen,
@@ -476,7 +468,7 @@ class Primary(TopModel, ABC):
             alone = base
         else:
             known, seen, optimism = rows, outputs, optimism[-len(rows) :]
-        decision = decide(
+        decision = choice.decide(
             self.head,
             base=base[known],
             joint=seen,
@@ -484,16 +476,16 @@ class Primary(TopModel, ABC):
             targets=self.data.targets[known],
             scale=scale,
             optimism=optimism,
-            errors=ERRORS_OF_CHOOSING_ROWS if self.out_of_fold is None else 1.0,
+            errors=choice.ERRORS_OF_CHOOSING_ROWS if self.out_of_fold is None else 1.0,
             keys=None if self.data.firsts is None else self.data.firsts[known],
         )
         if self.out_of_fold is not None and decision.used == "joint":
             # Losses of a base that is too sure fall by anything that makes it less so, noise too.
-            joint = mix_outputs(base[known], seen, decision.scale)
+            joint = choice.mix_outputs(base[known], seen, decision.scale)
             if self._measures_better(alone[known], joint, known):
                 decision = replace(decision, used="alone")
         self.scale = decision.scale
-        joint = mix_outputs(base[rows], outputs, decision.scale)
+        joint = choice.mix_outputs(base[rows], outputs, decision.scale)
         validated = joint, self.data.targets[rows]
         self.threshold = self.head.choose_threshold(*validated)
         self._validated = self.head.metrics(*validated, threshold=self.threshold)
@@ -511,7 +503,7 @@ class Primary(TopModel, ABC):
     def _unseen_loss(self) -> Tensor:
         """Return the mean loss of the weighted outputs for rows that no model was fitted to."""
         rows, outputs, optimism = self._unseen_outputs()
-        joint = mix_outputs(self._base[rows], outputs, self.scale)
+        joint = choice.mix_outputs(self._base[rows], outputs, self.scale)
         losses = self.head.row_losses(joint, self.data.targets[rows])
         return (losses + self.scale * optimism).mean()
 
@@ -527,7 +519,7 @@ class Primary(TopModel, ABC):
         outputs = self._best_outputs
         rows = torch.as_tensor(self.data.split.validation, device=outputs.device)
         fresh = torch.zeros(len(rows), dtype=torch.float64, device=outputs.device)
-        if self.out_of_fold is None or fresh_rows_decide(
+        if self.out_of_fold is None or choice.fresh_rows_decide(
             columns=self.fitted_columns,
             surviving=self.plan.surviving,
             seen=len(self.data.training_rows),
@@ -536,7 +528,7 @@ class Primary(TopModel, ABC):
             return rows, outputs, fresh
         trained = torch.as_tensor(self.data.training_rows, device=outputs.device)
         firsts = self.data.firsts
-        optimism = optimism_of_seen(
+        optimism = choice.optimism_of_seen(
             self.head,
             self._base[trained],
             self.data.targets[trained],

@@ -54,6 +54,7 @@ class KeyedRelease(Charge, Protocol):
         ...
 
 
+@runtime_checkable
 class Scores(Protocol):
     """What the records of a row leave as, in place of their numbers."""
 

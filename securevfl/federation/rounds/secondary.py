@@ -11,15 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from securevfl.core.devices import (
-    DeviceReads,
-    Precision,
-    computing_in,
-    read_together,
-    reads,
-    to_device,
-    widen_floats,
-)
+from securevfl.core import devices
 from securevfl.core.errors import ProtocolError
 from securevfl.federation.checkpoint import Checkpoints
 from securevfl.federation.messages import AverageRequest, EpochMark, Gradient, Mean, RoundPlan
@@ -105,7 +97,7 @@ class Secondary:
     row_by_row: bool = False
     """True if :attr:`bottom` sees each row alone: a module that is not the package's own may not
     mix rows where something is promised."""
-    precision: Precision = "float32"
+    precision: devices.Precision = "float32"
     """Precision in which :attr:`bottom` computes."""
     log: Log = log_nothing
     """The party's."""
@@ -123,7 +115,7 @@ class Secondary:
     """Row gradients of the last release, until its backward step takes them."""
     _network: Network | None = field(default=None, init=False)
     _settled: bool = field(default=False, init=False)
-    _unread: DeviceReads = field(default_factory=DeviceReads, init=False)
+    _unread: devices.DeviceReads = field(default_factory=devices.DeviceReads, init=False)
     """Checks of the last step that its device has not been asked for."""
 
     @property
@@ -163,12 +155,12 @@ class Secondary:
         with self._unread.gathering():
             promised = self.contribution.promised
             # The aggregate is an average, and this party one of its terms.
-            term = to_device(gradient, self.device) / len(plan.active)
+            term = devices.to_device(gradient, self.device) / len(plan.active)
             # Behind noise every gradient is finite. A trained encoder's may not be, where a record
             # is not; with a promise it counts as zero, since stopping would tell everybody.
             lost = step.gradients_from(term, zero_lost=promised)
             stop = refuse_lost("the bottom model's gradient", plan.round_number)
-            reads().add(lost, self.contribution.count if promised else stop)
+            devices.reads().add(lost, self.contribution.count if promised else stop)
             self.optimizer.step(epoch=self.validator.epoch)
 
     def handlers(self, end_epoch: Callable[[EpochMark], None]) -> Handlers:
@@ -224,9 +216,9 @@ class Secondary:
             To the primary: the words, in the sum of all active secondaries.
         """
         number = plan.round_number
-        with read_together():
+        with devices.read_together():
             self.validator.validate_round(plan)
-            reads().take(self._unread)
+            devices.reads().take(self._unread)
             reply.prepare(self._cut.words(len(plan.rows)), round_number=number)
             words = None if self.kept is None else self.kept.again(plan.rows)
             if words is None:
@@ -235,7 +227,7 @@ class Secondary:
                 released = self.contribution.release(plan, self.represent, learns=learns)
                 words, self.epsilon_spent = released.words, released.epsilon
                 if self.kept is not None:
-                    self.kept.keep_answer(plan.rows, *reads().host(words))
+                    self.kept.keep_answer(plan.rows, *devices.reads().host(words))
                 self._pending = None
                 if optimizer is not None:
                     self._pending = plan, self._backward_step(released.clipped, optimizer)
@@ -330,7 +322,7 @@ class Secondary:
         # in every round, too.
         promised = self.gradient_noise is not None or self.contribution.promised
         apart = promised or (network is not None and features.is_cuda)
-        in_precision = computing_in(self.precision, self.device)
+        in_precision = devices.computing_in(self.precision, self.device)
         with self.dropout.active(), torch.set_grad_enabled(learns), in_precision:
             if not apart and bottom.recordwise:
                 vectors = own_records.represent_distinct(
@@ -344,7 +336,7 @@ class Secondary:
                 vectors = forward(linked.features, linked.keys, linked.present)
                 if self.contribution.scores is not None:
                     vectors = vectors.masked_fill(~linked.present.unsqueeze(-1), math.nan)
-            return widen_floats(vectors)
+            return devices.widen_floats(vectors)
 
     @property
     def _forward(self) -> Forward:

@@ -31,6 +31,7 @@ from securevfl.core.progress import (
     links_in_words,
 )
 from securevfl.data.tables import KeyTable
+from securevfl.desk.report.wording import links_of_run
 from securevfl.dp.gaussian import gaussian_epsilon
 from securevfl.federation.link_counts import link_count
 from securevfl.federation.run_plan import (
@@ -48,7 +49,6 @@ from securevfl.linkage.sampling import has_candidate
 from securevfl.linkage.spec import LinkSpec
 from securevfl.linkage.stage.linkage_parts import METRICS, protection_of
 from securevfl.linkage.stage.linking import Linker
-from securevfl.runtime.run_folder import links_of_run
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation

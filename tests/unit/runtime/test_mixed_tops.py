@@ -14,12 +14,12 @@ from helpers.command_line import securevfl
 
 import securevfl as sv
 from securevfl.config.reading import read_federation
+from securevfl.desk.report.wording import top_in_words
 from securevfl.federation.build import build_top
 from securevfl.federation.saved_model import FOLDER, load_model
 from securevfl.models.alone.margins import OwnInputs
 from securevfl.models.fitted_top import MixedTop
 from securevfl.runtime.primary_run import PrimaryRun
-from securevfl.runtime.run_folder import top_in_words
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
 from securevfl.runtime.simulation import simulate_federation

@@ -14,9 +14,9 @@ from securevfl.config.federation import FederationConfig
 from securevfl.config.reading import parse_federation
 from securevfl.core.conventions import stream
 from securevfl.data.tables import PartyTable
+from securevfl.desk.report.wording import noise_in_words
 from securevfl.federation.base import Base
 from securevfl.federation.rounds.primary import Primary
-from securevfl.runtime.run_folder import noise_in_words
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.simulation import simulate_federation
 
