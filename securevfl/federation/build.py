@@ -19,7 +19,7 @@ from securevfl.core.conventions import derive_seed
 from securevfl.core.errors import PrivacyError
 from securevfl.core.progress import Observer
 from securevfl.data.tables import KeyTable, PartyTable, RowSplit
-from securevfl.dp.laplace import GridScores, LaplaceShare
+from securevfl.dp.laplace import GridScores, LaplacePlan, LaplaceShare
 from securevfl.dp.ring_noise import ExactDiscreteGaussian, NoiseBuffer, RingNoise
 from securevfl.dp.symbols import SymbolNoise
 from securevfl.federation import base
@@ -220,17 +220,16 @@ def _scores_of(plan: RunPlan, charge: CachedRelease | CountedRelease | None) -> 
     Raises:
         PrivacyError: If the encoder is not frozen.
     """
-    releases, clip_norm = plan.releases, plan.config.privacy.clip_norm
-    if releases.scores is None:
+    scores, clip_norm = plan.releases.scores, plan.config.privacy.clip_norm
+    if scores is None:
         return None
     if charge is None:
         raise PrivacyError("scores are of frozen encoders, whose rows are released once")
     unit = clip_norm / LARGEST_SCORE
-    if releases.laplace is not None:
-        grid = GridScores(plan=releases.laplace, unit=unit)
+    if isinstance(scores, LaplacePlan):
+        grid = GridScores(plan=scores, unit=unit)
         return RowScores(scores=grid, step=plan.cut.grid_step)
-    assert releases.symbols is not None, "the other kind of scores"
-    noise = SymbolNoise(plan=releases.symbols, odds=plan.noise_share_std, unit=unit)
+    noise = SymbolNoise(plan=scores, odds=plan.noise_share_std, unit=unit)
     return KeySymbols(noise=noise, keys=charge, clip_norm=clip_norm)
 
 
