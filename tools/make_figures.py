@@ -306,7 +306,7 @@ def gains() -> str:
         for title, found in by_table.items()
         for epsilon in ("8", "4", "2")
     ]
-    for method in ("top1sim", "fedsim", "fet"):
+    for method in ("fedsim", "fet"):
         of = {
             "alone": plain.figures["alone"]["seeds"],
             "gain": _over_baseline(plain, method),

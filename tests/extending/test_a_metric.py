@@ -88,9 +88,7 @@ def write(folder: Path, **linkage: Any) -> Path:
 def test_a_federation_file_links_by_it(tmp_path: Path) -> None:
     """Settings take its name and figures its unit; every name finds itself."""
     config = read_federation(write(tmp_path), only_linkage=True)
-    study = study_links(
-        config, tmp_path, tmp_path / "run", estimate=False, observe=lambda _event: None
-    )
+    study = study_links(config, tmp_path, tmp_path / "run", observe=lambda _event: None)
     figures = study.figures["secondaries"]["registry"]
     assert (figures["distance_unit"], study.figures["metric"]) == ("0 to 1", "jaro-winkler")
     assert max(study.curves["registry"]) == 0

@@ -156,7 +156,7 @@ def test_families_share_no_links_of_another_limit(tmp_path: Path) -> None:
             tables = read_tables(config, folder)
             spec = spec_of(config)
             # The command first: what it keeps is what runs read.
-            study_links(config, folder, folder / f"study-{family}", estimate=False, observe=print)
+            study_links(config, folder, folder / f"study-{family}", observe=print)
             keys = keys_of(spec.keys, tables["agency"])
             link = Linker(spec, keys, data_root=folder, folder=folder / family)
             source = link(keys_of(spec.keys, tables["bank-1"])).source
@@ -214,9 +214,7 @@ def test_every_family_trains_on_rows_without_a_link(
 def test_the_link_command_says_how_many_rows_keep_a_link(tmp_path: Path) -> None:
     """At each secondary and at all of them; what is far is not measured, nor written."""
     path = write_overlapping(tmp_path)
-    found = study_links(
-        read_federation(path), tmp_path, tmp_path / "out", estimate=True, observe=print
-    ).figures
+    found = study_links(read_federation(path), tmp_path, tmp_path / "out", observe=print).figures
     assert found["max_distance"] == 0.0
     assert found["rows_linked_everywhere"] == COMMON_IDS
     for one in found["secondaries"].values():
@@ -233,8 +231,6 @@ def test_links_of_nobody_are_figures_too(tmp_path: Path) -> None:
         frame = pd.read_csv(tmp_path / f"{name}.csv")
         frame["id"] += 0.25
         frame.to_csv(tmp_path / f"{name}.csv", index=False)
-    study = study_links(
-        read_federation(path), tmp_path, tmp_path / "out", estimate=False, observe=print
-    )
+    study = study_links(read_federation(path), tmp_path, tmp_path / "out", observe=print)
     assert study.figures["rows_linked_everywhere"] == 0
     assert study.curves == {"bank-1": [], "bank-2": []}
