@@ -56,8 +56,9 @@ def noise_in_words(figures: Mapping[str, Any]) -> str:
     """Return what noise costs in a simulation; empty where it was not measured."""
     if figures["without_noise"] is None:
         return ""
-    name, plain = figures["metric"], figures["without_noise"]
-    return f"without noise, {name} of test rows: {format_figure(plain[name])} by the joint model"
+    name, noised = figures["metric"], figures["joint_test_metrics"] or figures["test_metrics"]
+    plain, measured = (format_figure(of[name]) for of in (figures["without_noise"], noised))
+    return f"joint model, {name} of test rows: {measured}; {plain} without noise"
 
 
 def engine_in_words(figures: Mapping[str, Any]) -> str:

@@ -107,7 +107,7 @@ def test_what_noise_costs_is_the_same_run_without_a_promise(tmp_path: Path) -> N
 
     assert figures == by_hand["joint_test_metrics"]
     assert figures["rmse"] < run.metrics["joint_test_metrics"]["rmse"]
-    assert noise_in_words(run.metrics).startswith("without noise, rmse of test rows: ")
+    assert noise_in_words(run.metrics).startswith("joint model, rmse of test rows: ")
 
 
 def test_corrections_of_the_base_have_no_network_without_partners(tmp_path: Path) -> None:
