@@ -93,14 +93,6 @@ def test_a_point_outside_the_agreed_box_is_refused(value: float) -> None:
         encode(np.array([[0.5, 0.5], [0.5, value]]), box(2))
 
 
-def test_bad_points_are_refused() -> None:
-    """Another dimension, or no numbers."""
-    with pytest.raises(DataError, match=r"rows of 2 float64 coordinates, got float64 .*\(3, 1\)"):
-        encode(np.zeros((3, 1)), box(2))
-    with pytest.raises(DataError, match="rows of 2 float64 coordinates, got int64"):
-        encode(np.zeros((3, 2), dtype=np.int64), box(2))
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -12,7 +12,7 @@ from helpers.removal import World, world
 
 from securevfl.config.reading import read_federation
 from securevfl.core.errors import ConfigError, PrivacyError, SecureVflError
-from securevfl.federation.rounds import primary
+from securevfl.models.alone import choice
 from securevfl.models.alone.choice import optimism_of_seen
 from securevfl.runtime.run_options import RunOptions
 from securevfl.runtime.run_tables import read_tables
@@ -125,7 +125,7 @@ def test_a_resumed_run_knows_what_directions_were_fitted_to(
         known.append((columns, surviving))
         return optimism_of_seen(*parts, columns=columns, surviving=surviving, **more)
 
-    monkeypatch.setattr(primary, "optimism_of_seen", watched)
+    monkeypatch.setattr(choice, "optimism_of_seen", watched)
     path = write_means(tmp_path)
     run(path, tmp_path / "run")
     state = tmp_path / "run/parties/agency"

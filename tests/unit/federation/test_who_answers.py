@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from securevfl.federation.rounds import primary as federation_primary
 from securevfl.federation.rounds.primary import Primary
+from securevfl.models.alone import choice
 from securevfl.models.tasks import TaskHead
 
 TRAIN, VALIDATION = np.arange(60), np.arange(60, 80)
@@ -148,7 +148,7 @@ def test_a_lower_loss_is_not_enough_where_the_metric_is_worse(
 ) -> None:
     """Alone is right about order and too sure of it; the joint model says less, in bad order."""
     # All of the correction counts: less of it would keep alone's order.
-    monkeypatch.setattr(federation_primary, "choose_scale", lambda *_, **__: 1.0)
+    monkeypatch.setattr(choice, "choose_scale", lambda *_, **__: 1.0)
     one = primary(on_training=0.1, on_validation=0.1)
     sure = 30.0 * (2 * one.data.targets - 1)[:, None]
     # One row in ten is told wrong, by so much that all loss is theirs; the order is nearly right.
