@@ -17,19 +17,14 @@ References:
 
 import math
 from dataclasses import dataclass
-from decimal import Decimal, localcontext
-from functools import lru_cache
 from typing import ClassVar, Final
 
 import numpy as np
-import numpy.typing as npt
 import scipy  # special functions load when they are first named
 from jaxtyping import Float64, Int64
 
 from securevfl.core import checks
-from securevfl.core.errors import ConfigError
 from securevfl.dp.events import LaplaceRelease, ScoreKind
-from securevfl.dp.ring_noise import EXACT_DIGITS, EXTENSION_BITS, PIECE, CumulativeTable, KeyedNoise
 from securevfl.dp.symbols import mean_records
 
 GRID: Final = 16
@@ -39,7 +34,8 @@ _STRETCH: Final = 1.25
 """A score of rank r is ``1.25 (2 r - 1)``, within [-1, 1]: the outermost tenths count alike."""
 
 _TAIL_BITS: Final = 256
-_MOST_SCALE: Final = 4096.0
+MOST_SCALE: Final = 4096.0
+"""Largest scale of a sampling table, in grid units."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,7 +103,7 @@ class LaplacePlan:
             scale: Noise level b; 0 without noise.
             honest: h, secondaries whose shares add up to the whole noise.
         """
-        if scale * self.largest > _MOST_SCALE:
+        if scale * self.largest > MOST_SCALE:
             return 0.0
         noise = share_variance(scale * self.largest, honest) if scale else 0.0
         if self.classes is not None:
@@ -159,77 +155,9 @@ class GridScores:
         return units * known[:, None]
 
 
-class LaplaceShare(KeyedNoise):
-    """Draws one secondary's share of a discrete Laplace noise, by exact tables.
-
-    Args:
-        scale: Of the whole noise, in grid units, > 0; real-valued, taken as the exact float64.
-        honest: h, secondaries whose shares add up to it.
-        grid_unit: A grid unit in units of the ring, >= 1.
-        insecure_seed: For tests only: makes the samples repeatable, and worthless as noise.
-
-    Raises:
-        ConfigError: If ``scale`` is over what a table holds.
-    """
-
-    def __init__(
-        self, scale: float, honest: int, *, grid_unit: int = 1, insecure_seed: int | None = None
-    ) -> None:
-        super().__init__(insecure_seed=insecure_seed)
-        self._table = polya_table(scale, honest)
-        self._grid_unit = grid_unit
-        self._variance = share_variance(scale, honest)
-
-    @property
-    def std_units(self) -> float:
-        """Standard deviation in ring units."""
-        return self._grid_unit * math.sqrt(self._variance)
-
-    def _fill(self, out: npt.NDArray[np.int32]) -> None:
-        for start in range(0, len(out), PIECE):
-            piece = out[start : start + PIECE]
-            np.subtract(self._polya(len(piece)), self._polya(len(piece)), out=piece)
-            piece *= self._grid_unit
-
-    def _polya(self, count: int) -> npt.NDArray[np.int32]:
-        table = self._table
-        pick = self._bits.take(8 * count).view(np.uint64)
-        index = np.searchsorted(table.cumulative, pick, side="right")
-        tie = np.flatnonzero(table.is_tie(pick, index))
-        for place, bits in zip(tie.tolist(), pick[tie].tolist(), strict=True):
-            index[place] = table.exact_index(bits, self._bits.integer(EXTENSION_BITS))
-        return index.astype(np.int32)
-
-
 def reach(scale: float) -> int:
     """Return the largest Polya number that a table has.
 
     Weights fall by a or faster, so that those beyond n have at most ``a^(n + 1) / (1 - a)``.
     """
     return math.ceil(scale * (_TAIL_BITS * math.log(2) - math.log(-math.expm1(-1 / scale))))
-
-
-@lru_cache(maxsize=4)
-def polya_table(scale: float, honest: int) -> CumulativeTable:
-    """Return the distribution of ``P(x + 1) = P(x) (x + 1/h) / (x + 1) a`` from 0 on.
-
-    It ends where less than 2^-256 is left.
-
-    Args:
-        scale: a is ``exp(-1 / scale)``.
-        honest: h.
-
-    Raises:
-        ConfigError: If ``scale`` is over what a table holds.
-    """
-    checks.positive(scale=scale)
-    checks.whole_from(1, honest=honest)
-    if scale > _MOST_SCALE:
-        raise ConfigError(f"Laplace noise must have a scale of at most {_MOST_SCALE:g} grid units")
-    with localcontext() as context:
-        context.prec = EXACT_DIGITS
-        decay = (-1 / Decimal(scale)).exp()
-        weights = [Decimal(1)]
-        for x in range(reach(scale)):
-            weights.append(weights[-1] * decay * (x * honest + 1) / ((x + 1) * honest))
-    return CumulativeTable(weights)

@@ -20,7 +20,7 @@ from securevfl.dp.symbols import cell_probabilities
 
 DRAW_DISTANCE: Final = 2.0**-200
 """Statistical distance of a sum of Laplace shares from its law, by the ends and the last digits of
-sampling tables (:mod:`securevfl.dp.laplace`), for each grid unit that a unit of privacy moves."""
+sampling tables (:mod:`securevfl.dp.laplace_noise`), for each grid unit that a record moves."""
 
 _Losses = Float64[np.ndarray, "2 outcomes"]
 """Probabilities of outcomes, and the privacy loss of each."""

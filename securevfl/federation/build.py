@@ -19,7 +19,8 @@ from securevfl.core.conventions import derive_seed
 from securevfl.core.errors import PrivacyError
 from securevfl.core.progress import Observer
 from securevfl.data.tables import KeyTable, PartyTable, RowSplit
-from securevfl.dp.laplace import GridScores, LaplacePlan, LaplaceShare
+from securevfl.dp.laplace import GridScores, LaplacePlan
+from securevfl.dp.laplace_noise import LaplaceShare
 from securevfl.dp.ring_noise import ExactDiscreteGaussian, NoiseBuffer, RingNoise
 from securevfl.dp.symbols import SymbolNoise
 from securevfl.federation import base

@@ -94,7 +94,7 @@ LISTED = {
         "torch.cuda.set_rng_state",
         "torch.set_rng_state",
     ),
-    "dp/laplace.py LaplaceShare.__init__": ("a test's insecure_seed", "insecure_seed="),
+    "dp/laplace_noise.py LaplaceShare.__init__": ("a test's insecure_seed", "insecure_seed="),
     "dp/ring_noise.py ExactDiscreteGaussian.__init__": (
         "a test's insecure_seed",
         "insecure_seed=",

@@ -15,15 +15,8 @@ from securevfl.dp import Privacy
 from securevfl.dp.accountant import epsilon_of
 from securevfl.dp.events import GaussianRelease, LaplaceRelease, SymbolRelease
 from securevfl.dp.gaussian import composed_multiplier
-from securevfl.dp.laplace import (
-    GRID,
-    GridScores,
-    LaplacePlan,
-    LaplaceShare,
-    polya_table,
-    reach,
-    share_variance,
-)
+from securevfl.dp.laplace import GRID, GridScores, LaplacePlan, reach, share_variance
+from securevfl.dp.laplace_noise import LaplaceShare, polya_table
 from securevfl.dp.pure import largest_loss, pure_delta
 from securevfl.dp.release_plan import FittingPlan, ReleasePlan, choose_scores
 from securevfl.dp.symbols import SymbolPlan
