@@ -15,15 +15,8 @@ from pandas.api.types import is_numeric_dtype
 from securevfl.core import files
 from securevfl.core.conventions import Task
 from securevfl.core.errors import ConfigError, DataError, require_extra
-from securevfl.data import keys_and_labels
+from securevfl.data import keys_and_labels, party_tables
 from securevfl.data.cells import split_unit_sign
-from securevfl.data.party_tables import (
-    ROW,
-    ColumnRoles,
-    columns_of_roles,
-    fit_party_table,
-    no_features_error,
-)
 from securevfl.data.scaling import NOTHING_DECLARED, ColumnSettings
 from securevfl.data.sources.pieces import FRAMES_OF_ROWS, plain, reading_column, to_pandas
 from securevfl.data.sources.settings import require_different, require_one_role
@@ -77,8 +70,8 @@ def from_frame(
     used = [*key, *named, *(features or ())]
     require_one_role({"key, label, truth or features": used, "exclude": exclude})
     where = f"frame of {name!r}"
-    whole = as_pandas(frame, where=where, numbered=ROW in key)
-    roles = ColumnRoles(
+    whole = as_pandas(frame, where=where, numbered=party_tables.ROW in key)
+    roles = party_tables.ColumnRoles(
         key=tuple(key),
         task="regression",
         label=label,
@@ -87,7 +80,7 @@ def from_frame(
         truth=truth,
     )
     settings = columns or NOTHING_DECLARED
-    wanted = columns_of_roles(roles, settings, exclude=exclude)
+    wanted = party_tables.columns_of_roles(roles, settings, exclude=exclude)
     chosen = wanted.choose([str(column) for column in whole.columns], where=where)
     whole = whole[chosen]
     kinds = dict(key) if isinstance(key, Mapping) else _kinds(whole, key)
@@ -100,8 +93,8 @@ def from_frame(
         text_key=() if numeric else tuple(key),
     )
     if features is None and label is None and not set(chosen) - {*key, *named}:
-        raise no_features_error([*key, *named], where=where)
-    table = fit_party_table(whole, roles, settings, name=name, where=where)
+        raise party_tables.no_features_error([*key, *named], where=where)
+    table = party_tables.fit_party_table(whole, roles, settings, name=name, where=where)
     if numeric:
         return table
     link_columns = keys_and_labels.key_table_of_frame(
@@ -188,8 +181,8 @@ def as_pandas(frame: Any, *, where: str, numbered: bool = False) -> pd.DataFrame
             f"{where}: must be a pandas or polars DataFrame, a pyarrow Table, or a tensor or "
             f"map-style dataset of torch, got {type(frame).__name__}"
         )
-    if numbered and ROW not in made:
-        made.insert(0, ROW, np.arange(len(made)))
+    if numbered and party_tables.ROW not in made:
+        made.insert(0, party_tables.ROW, np.arange(len(made)))
     return as_pandas(made, where=where)
 
 

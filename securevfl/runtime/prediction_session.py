@@ -17,20 +17,13 @@ from securevfl.core.errors import ConfigError, DataError
 from securevfl.core.memory import loading
 from securevfl.core.progress import Observer, Stage, Warned, unheard
 from securevfl.data.tables import KeyTable, PartyTable
+from securevfl.federation import run_plan
 from securevfl.federation.base import features_of, own_inputs
 from securevfl.federation.build import BottomAtWork, bottom_at_work, build_secondary, build_top
 from securevfl.federation.rounds.exchanges import Exchange, SimulatedExchange
 from securevfl.federation.rounds.fitted_primary import read_by_top
 from securevfl.federation.rounds.primary import PrimaryInputs, TopModel
 from securevfl.federation.rounds.secondary import Secondary
-from securevfl.federation.run_plan import (
-    PredictionBudget,
-    RunFacts,
-    RunPlan,
-    new_run,
-    plan_prediction,
-    prediction_facts,
-)
 from securevfl.federation.saved_model import PrimaryPart, SavedModel
 from securevfl.federation.session.membership import absent_names, session_spec
 from securevfl.federation.session.party_files import PartyFiles
@@ -50,7 +43,7 @@ _MANY_ROWS: Final = 20
 class Request:
     """New rows, and how they are to be linked."""
 
-    facts: RunFacts
+    facts: run_plan.RunFacts
     """How many rows are linked and predicted, under the request's own id."""
     keys: KeyTable
     """Keys of all rows that are linked: first those of the training table, where it is kept, but
@@ -85,8 +78,8 @@ def request_of(
         }
         keys = KeyTable(name=new.name, columns=joined)
     everybody = tuple(config.ranks[party.name] for party in config.secondaries)
-    facts = prediction_facts(
-        run=new_run(),
+    facts = run_plan.prediction_facts(
+        run=run_plan.new_run(),
         rows=keys.num_rows,
         predicted_rows=new.num_rows,
         active=everybody if active is None else active,
@@ -132,7 +125,7 @@ class KeptSecondary:
 
     def with_links(
         self,
-        plan: RunPlan,
+        plan: run_plan.RunPlan,
         linked: LinkedSecondary,
         ledger: Ledger,
         *,
@@ -252,7 +245,7 @@ def top_model(
     )
 
 
-def expected_blocks(plan: RunPlan) -> int | None:
+def expected_blocks(plan: run_plan.RunPlan) -> int | None:
     """Return how many blocks the top model expects, where some secondaries of these are absent.
 
     None where none is absent, or an average is not made of blocks.
@@ -413,7 +406,7 @@ class PredictionSession:
             ProtocolError: Naming the party that is lost or left the protocol.
         """
 
-    def budgets(self) -> list[PredictionBudget]:
+    def budgets(self) -> list[run_plan.PredictionBudget]:
         """Return what predictions have spent at the parties whose ledgers are here."""
         return []
 
@@ -560,7 +553,7 @@ class SessionWithPartners(PredictionSession):
     _top: nn.Module | None = None
 
     def _link(
-        self, plan: RunPlan, spec: LinkSpec, request: Request, observe: Observer
+        self, plan: run_plan.RunPlan, spec: LinkSpec, request: Request, observe: Observer
     ) -> AbstractContextManager[LinkedRequest]:
         """Open ledgers for a request, and link it; the block makes its rounds.
 
@@ -573,7 +566,9 @@ class SessionWithPartners(PredictionSession):
         config, model, device = self.config, self.model, self.device
         spec = prediction_spec(config, model, active=self.active)
         request = request_of(config, model, keys_of(spec.keys, table), active=self.active)
-        plan = plan_prediction(config, request.facts, noise_share_std=model.noise_share_std)
+        plan = run_plan.plan_prediction(
+            config, request.facts, noise_share_std=model.noise_share_std
+        )
         with self._link(plan, spec, request, observe) as linked:
             if self._top is None:
                 self._top = kept_top(config, model, table, device=device)
@@ -615,13 +610,13 @@ class SimulatedSession(SessionWithPartners):
         self._secondaries = secondaries
         self._files = files
 
-    def budgets(self) -> list[PredictionBudget]:
+    def budgets(self) -> list[run_plan.PredictionBudget]:
         """Return what predictions have spent at every party, and what is left."""
         return [files.prediction_budget(self.model.run) for files in self._files.values()]
 
     @contextmanager
     def _link(
-        self, plan: RunPlan, spec: LinkSpec, request: Request, observe: Observer
+        self, plan: run_plan.RunPlan, spec: LinkSpec, request: Request, observe: Observer
     ) -> Iterator[LinkedRequest]:
         observe(Stage(text="linking", of=len(self._secondaries)))
         keys = {name: keys_of(spec.keys, kept.table) for name, kept in self._secondaries.items()}

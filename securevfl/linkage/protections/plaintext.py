@@ -14,12 +14,7 @@ from securevfl.linkage.metrics.metric import ComparedKeys, KeySpec, compare_pres
 from securevfl.linkage.protections import protection
 from securevfl.linkage.sampling import FixedLinks, LinkSource
 from securevfl.linkage.spec import LinkageSecret, LinkedPrimary, LinkedSecondary, LinkSpec
-from securevfl.linkage.stage.candidates import (
-    find_candidates,
-    rows_of_keys,
-    source_of_metric,
-    tells_apart,
-)
+from securevfl.linkage.stage import candidates
 from securevfl.linkage.stage.link_cache import LinkCache, links_key, links_to_cache
 from securevfl.linkage.stage.messages import Linked, LinkingKind, OwnSimilarities
 from securevfl.linkage.stage.noised_similarities import similar_links
@@ -197,17 +192,17 @@ class Plaintext(KeysAsTheyAre):
         if spec.choice.is_fixed:
             kept = cache.get(
                 links_key(spec, primary, own),
-                lambda: links_to_cache(spec, lambda: find_candidates(spec, metric)),
+                lambda: links_to_cache(spec, lambda: candidates.find_candidates(spec, metric)),
             )
             similar = kept.similar
             source: LinkSource = FixedLinks(table=kept.ranked_links)
         else:
-            source = source_of_metric(spec, metric)
+            source = candidates.source_of_metric(spec, metric)
             if isinstance(source, FixedLinks):
                 similar = similar_links(spec, source.table)
                 source = source if similar is None else FixedLinks(table=similar.links)
         made = {} if similar is None else {"similarities": similar.figures()}
-        firsts, texts = rows_of_keys(spec, primary), None
+        firsts, texts = candidates.rows_of_keys(spec, primary), None
         if firsts is not None and spec.keys.metric.equal_only:
             texts = exact_texts(spec.keys, primary)
         return protection.linked_secondary(
@@ -216,7 +211,8 @@ class Plaintext(KeysAsTheyAre):
             scaler,
             rows=metric.num_rows,
             similar=similar,
-            apart=spec.tells_rows and tells_apart(spec, source.link(np.arange(metric.num_rows))),
+            apart=spec.tells_rows
+            and candidates.tells_apart(spec, source.link(np.arange(metric.num_rows))),
             meet=_meet(primary, own),
             firsts=firsts,
             texts=texts,
