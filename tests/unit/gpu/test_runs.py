@@ -48,7 +48,7 @@ def test_the_joint_model_answers_and_rows_without_a_key_too(
         return take(self, *args)
 
     monkeypatch.setattr(Primary, "_take_if_best", last)
-    monkeypatch.setattr("securevfl.federation.rounds.primary.decide", joint)
+    monkeypatch.setattr("securevfl.models.alone.choice.decide", joint)
     monkeypatch.setattr(Primary, "_measures_better", lambda *_: False)
     path = write(tmp_path, RUNS[name])
     new = pd.read_csv(tmp_path / "agency.csv")

@@ -39,6 +39,7 @@ def run(path: Path, out: Path, **options: Any) -> RunResult:
     return simulate_federation(config, tables, RunOptions(run_folder=out), **options)
 
 
+@pytest.mark.pictures
 def test_all_of_them_are_in_files_and_on_the_screen(tmp_path: Path, capfd: Capture) -> None:
     """The chosen one first, as the headline; of test and validation rows, and of alone."""
     training = {"metric": "f1", "epochs": 3}

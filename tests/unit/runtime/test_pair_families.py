@@ -12,7 +12,6 @@ from helpers.federations import FROZEN
 from securevfl import RunResult, read_federation
 from securevfl.config.federation import link_spec
 from securevfl.core.errors import PrivacyError
-from securevfl.desk.report.page import write_report
 from securevfl.federation.build import primary_data
 from securevfl.federation.run_plan import run_facts
 from securevfl.lab.pooled_methods import method_inputs
@@ -64,16 +63,6 @@ def test_exact_links_equal_keys_alone(tmp_path: Path) -> None:
     assert linked.indices[:100, 0].tolist() == list(range(100))
     assert (linked.indices[100:] == -1).all()
     assert np.isfinite(run(path, tmp_path / "run").metrics["test"])
-
-
-def test_report_shows_what_fedsim_makes_of_its_links(tmp_path: Path) -> None:
-    """Two more plots, drawn from the run folder alone."""
-    result = run(write(tmp_path, FEDSIM, training={"epochs": 1}), tmp_path / "run")
-    page = write_report(tmp_path / "run").read_text(encoding="utf-8")
-
-    assert result.metrics["family"] == "fedsim"
-    assert "similarity model: weight of a link" in page
-    assert "merge gate: mean absolute integrated gradient" in page
 
 
 @pytest.mark.parametrize("encoder", ["frozen", "trained", "dp-trained"])
