@@ -1,6 +1,7 @@
 """Every metric of a task in a run's files and on its screen, and which one training goes by."""
 
 import csv
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -207,6 +208,8 @@ def test_a_metric_that_does_not_go_with_the_task(metric: str, tmp_path: Path) ->
 
 def test_methods_of_a_comparison_share_the_metric(tmp_path: Path) -> None:
     """Two best epochs by two metrics would not be compared by one."""
+    # Registers the section, as commands that read it do.
+    importlib.import_module("securevfl.lab.methods")
     path = write_federation(tmp_path, methods={"fet": {"metric": "macro_f1"}})
     with pytest.raises(
         ConfigError, match=r"must be the same for all methods; set training\.metric"
