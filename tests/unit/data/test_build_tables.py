@@ -11,8 +11,8 @@ import pytest
 
 from research.common import build_tables
 from research.common.build_tables import TABLES, Source, Table, digest
+from research.common.folder_tables import _FOLDER_TASKS
 from research.common.full_tables import _FULL_TABLES
-from securevfl.lab.datasets import _FOLDER_TASKS
 
 CONTENT = b"Letter,1,2\nB,3,4\nA,5,6\n"
 BUILT = b"x0,x1,y\n3,4,1\n5,6,0\n"
