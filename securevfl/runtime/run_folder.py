@@ -70,7 +70,8 @@ class PrivacyFigures:
     row_releases: int
     secondaries: int
     gradient_noise_multiplier: float | None = None
-    """Like the next three, of dp-trained encoders alone."""
+    """Noise on summed gradients over their sensitivity; this and the next three are None unless
+    encoders are dp-trained."""
     gradient_noise_std: float | None = None
     gradient_clip_norm: float | None = None
     updates: int | None = None

@@ -64,7 +64,7 @@ class ListedColumn:
     """A column as a list for partners describes it."""
 
     name: str
-    """Its name."""
+    """Name of the column."""
 
     kind: Held
     """Kind of content."""

@@ -46,23 +46,23 @@ class CachedRelease:
     """One secondary's release in parts: its links, its charges, and its last answers."""
 
     files: StateFolder | None
-    """The secondary's; they name the run. None keeps nothing."""
+    """Folder of the secondary's answers in this run; None keeps none."""
     ledger: Ledger
-    """Its own, open."""
+    """Open ledger of the secondary."""
     _: KW_ONLY
     bottom: nn.Module
-    """Its encoder."""
+    """Encoder of the secondary."""
     links: LinkSource
-    """Its links as they were just found."""
+    """Links of the secondary in this session."""
     records: Mapping[str, Tensor]
-    """Its table as the encoder reads it, by name."""
+    """Tensors of the secondary's table that the encoder reads, by name."""
     firsts: Int64[np.ndarray, " rows"] | None = None
     """First row of each row's key, where rows of one key are released once; None: every row."""
     fit: Callable[[], None] | None = None
     """Charges for the encoder and fits it; None if it is not fitted."""
 
     def __post_init__(self) -> None:
-        """Take up what the run has left, if it has left anything."""
+        """Read the answers and the encoder that an earlier session of the run has saved."""
         self._secret = b""
         """Secret of this release, once it is settled."""
         self._booked = set(self.ledger.released_rows.tolist())

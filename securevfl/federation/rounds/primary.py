@@ -252,7 +252,7 @@ class Primary(TopModel, ABC):
 
     @property
     def best_validation(self) -> Metrics:
-        """Metrics of the validation rows at the best epoch, weighed with a base as in the end."""
+        """Metrics of the validation rows at the best epoch, averaged with the base as the run ends."""
         if self._validated is not None:
             return self._validated
         return {

@@ -219,7 +219,7 @@ class Protection(ABC):
     """Name in a federation file."""
 
     helpers: ClassVar[tuple[HelperRole, ...]] = ()
-    """Parties without a table that it needs."""
+    """Roles of the parties without a table that the protection needs."""
 
     needs_secret: ClassVar[bool] = False
     """True if data parties share a linkage secret."""
@@ -244,7 +244,7 @@ class Protection(ABC):
         return (*own, LinkingKind.LINKED_ROWS, *relayed)
 
     def objection_to(self, metric: Metric) -> str | None:
-        """Return why it cannot hide the keys of a metric, as a predicate; None if it can."""
+        """Return why this protection cannot hide a metric's keys, as a predicate; None if it can."""
         return None
 
     def check(self, keys: KeySpec) -> None:  # noqa: B027 - some protections hide all keys

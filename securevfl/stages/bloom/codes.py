@@ -453,7 +453,7 @@ class Bloom(metric.Metric):
     reads: ClassVar[frozenset[str]] = frozenset({"fields", "spelling"})
 
     def kind(self, spec: metric.KeySpec) -> metric.KeyKind:
-        """Return that keys are numbers where they have ranges, and else texts."""
+        """Return the kind of keys: numbers where the spec has ranges, else texts."""
         return "number" if spec.ranges else "text"
 
     def check(self, spec: metric.KeySpec) -> None:
