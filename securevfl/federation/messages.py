@@ -165,7 +165,7 @@ class LinkCount(DeclaredMessage):
     COVERS: ClassVar = {"number of linked rows": "linked", "no record": "lengths"}
 
     linked: int = wire(least=0, most="rows")
-    """The same in all sessions of a run."""
+    """Noised number of linked rows, the same in all sessions of a run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -252,7 +252,7 @@ class Primary(TopModel, ABC):
 
     @property
     def best_validation(self) -> Metrics:
-        """Metrics of the validation rows at the best epoch, averaged with the base as the run ends."""
+        """Metrics of the validation rows at the best epoch, weighed with the base."""
         if self._validated is not None:
             return self._validated
         return {
@@ -370,7 +370,7 @@ class Primary(TopModel, ABC):
         )
 
     def _weight(self, outputs: Tensor, rows: Int64[np.ndarray, " rows"]) -> float:  # noqa: ARG002
-        """Return lambda as an epoch is measured, by outputs for validation rows."""
+        """Return lambda, the weight beside the base of outputs for validation rows."""
         return 1.0
 
     def _mix_with_base(

@@ -244,7 +244,7 @@ class Protection(ABC):
         return (*own, LinkingKind.LINKED_ROWS, *relayed)
 
     def objection_to(self, metric: Metric) -> str | None:
-        """Return why this protection cannot hide a metric's keys, as a predicate; None if it can."""
+        """Return why a metric's keys cannot be hidden, as a predicate; None if they can."""
         return None
 
     def check(self, keys: KeySpec) -> None:  # noqa: B027 - some protections hide all keys

@@ -313,7 +313,7 @@ class ClassMeansPrimary(StageAtPrimary):
     """Class sums by labels that stay at home; None where labels are sent."""
     observe: Observer
     note_columns: Callable[[int], None] = lambda _columns: None
-    """Called with how many numbers of records directions are fitted to, over all secondaries."""
+    """Receives the number of columns that directions are fitted to, over all secondaries."""
 
     def before_release(self) -> None:
         """Have every encoder fitted that is not fitted yet.

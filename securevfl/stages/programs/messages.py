@@ -262,7 +262,7 @@ class LineToDealer:
         self.channels.send(request.to_message(), self.dealer)
 
     def take(self, number: int, count: int) -> Int64[np.ndarray, " count"]:
-        """Return corrections that were asked for.
+        """Receive ``count`` words of corrections for request ``number``.
 
         Raises:
             ProtocolError: If they are others, or of another size.
