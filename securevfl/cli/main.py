@@ -20,8 +20,8 @@ from securevfl.desk import setup_commands
 from securevfl.desk.budget_command import app as budget_app
 from securevfl.desk.identity_command import app as identity_app
 from securevfl.desk.ledger_command import app as ledger_app
-from securevfl.desk.model_command import app as model_app
 from securevfl.desk.run_commands import app as use_app
+from securevfl.desk.run_commands import model_app
 from securevfl.lab.commands import app as lab_app
 from securevfl.lab.commands import demo_app, link_app
 from securevfl.serving.serve_command import app as serve_app

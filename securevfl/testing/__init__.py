@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from securevfl.core.stages import on_first_use
 
 if TYPE_CHECKING:
-    from securevfl.testing.lies import Lie
+    from securevfl.testing.lying_party import Lie
     from securevfl.testing.quick_runs import read_tables, run_between_processes, run_in_process
     from securevfl.testing.small_federation import make_frames, save_federation, write_federation
     from securevfl.transport.message import Message

@@ -22,7 +22,7 @@ from securevfl.runtime.run_options import (
     resolve_federation,
 )
 from securevfl.runtime.simulation import RunResult, simulate_federation
-from securevfl.testing.lies import Lie, start_lying
+from securevfl.testing.lying_party import Lie, start_lying
 
 _LIMIT_S: Final = 300.0
 

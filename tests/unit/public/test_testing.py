@@ -110,7 +110,7 @@ def test_a_lie_that_is_never_sent_fails(patch: pytest.MonkeyPatch) -> None:
     """The party's process runs its command line, and then says so."""
     lie = sv.testing.Lie(party="bank-1", message="GRADIENT", alter=twice)
     seen: list[str] = []
-    patch.setattr(lying_party, "run_command", lambda: seen.extend(sys.argv[1:]))
+    patch.setattr("securevfl.cli.main.main", lambda: seen.extend(sys.argv[1:]))
     patch.setattr(sys, "argv", ["", "1", lie.as_text(), "party", "fed.toml"])
     with pytest.raises(SystemExit, match="GRADIENT: this party sends no message of that type"):
         lying_party.main()
