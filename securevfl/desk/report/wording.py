@@ -56,7 +56,7 @@ def noise_in_words(figures: Mapping[str, Any]) -> str:
     """Return what noise costs in a simulation; empty where it was not measured."""
     if figures["without_noise"] is None:
         return ""
-    name, noised = figures["metric"], figures["joint_test_metrics"] or figures["test_metrics"]
+    name, noised = figures["metric"], figures.get("joint_test_metrics") or figures["test_metrics"]
     plain, measured = (format_figure(of[name]) for of in (figures["without_noise"], noised))
     return f"joint model, {name} of test rows: {measured}; {plain} without noise"
 
