@@ -339,6 +339,8 @@ def test_surviving_share_is_the_squared_correlation() -> None:
         (2, 2.0, 10, "laplace"),
         (6, 1.0, 10, "laplace"),
         (4, 50.0, 10, None),
+        (16, 2.0, 10, "laplace"),
+        (17, 2.0, 10, None),
     ],
 )
 def test_the_plan_alone_chooses(
