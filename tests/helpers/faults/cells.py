@@ -24,7 +24,7 @@ _NEVER_S: Final = JOIN_S + 2 * _LATE_S
 _LAST: Final = ("test", "report")
 _MOST_RESUMED: Final = 2
 # What a party says of a run in which nothing is wrong.
-_USUAL: Final = ("; its log and ledger: ", "cost to ", "links of ", "what its model learned")
+_USUAL: Final = ("; its log and ledger: ", "cost to ", "links of ", " rows are linked at ")
 # A sum of masked words tells nobody who has sent wrong ones.
 _UNKNOWABLE: Final = "which party sent other words than its own no sum tells"
 # What no user should have to read.
