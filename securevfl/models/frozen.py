@@ -203,9 +203,6 @@ class ScoreBottom(nn.Module):
     ) -> Float64[Tensor, "*records features"]:
         """Return the records: normal quantiles of numbers, then lengths of words that are there."""
         mapped: Tensor = self.columns(self.numbers(features))
-        if not len(self.words):
-            # An ONNX graph takes an empty tensor for one of whole numbers.
-            return mapped
         there = (features.index_select(-1, self.words) > self.above).double() * self.lengths
         return torch.cat([mapped, there], dim=-1)
 
